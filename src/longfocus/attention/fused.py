@@ -1,0 +1,104 @@
+"""`attend` on PyTorch's fused CPU attention kernel, which returns the log-normaliser that the merge needs.
+
+The query heads that share a key/value head are laid side by side as queries of that head, so keys and
+values are read once and never copied. The kernel's own derivative ignores lse; here the backward pass
+recomputes the weights in blocks of queries and is right for both results.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+_BACKWARD_SCORES = 1 << 22  # scores held at once while differentiating (numbers, per row of the batch)
+
+
+def _group(query: Tensor, key_heads: int) -> Tensor:
+    """(B, Hq, T, D) -> (B, Hkv, G * T, D) without repeating keys."""
+    rows, query_heads, queries, head_dim = query.shape
+    return query.reshape(rows, key_heads, query_heads // key_heads * queries, head_dim)
+
+
+def _bias(mask: Tensor, groups: int, dtype: torch.dtype) -> Tensor:
+    """bool (B, 1 or Hkv, T, N) -> additive mask (B, 1 or Hkv, G * T, N) with -inf where not allowed."""
+    bias = torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, -torch.inf)
+    return bias.repeat(1, 1, groups, 1) if groups > 1 else bias
+
+
+def _forward(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
+    rows, query_heads, queries, _ = query.shape
+    key_heads, keys = key.shape[1], key.shape[2]
+    groups = query_heads // key_heads
+    bias = None
+    if mask is not None:
+        mask = mask.expand(mask.shape[0], mask.shape[1], queries, keys)
+        bias = _bias(mask, groups, query.dtype)
+    out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        _group(query, key_heads), key, value, 0.0, False, attn_mask=bias, scale=scale
+    )
+    out = out.reshape(rows, query_heads, queries, value.shape[-1])
+    lse = lse.reshape(rows, query_heads, queries)
+    if mask is not None:
+        empty = ~mask.any(-1)  # the kernel reports out = 0 and lse = 0 where no key is allowed
+        if bool(empty.any()):
+            if empty.shape[1] not in (1, query_heads):
+                empty = empty.repeat_interleave(groups, dim=1)
+            lse = lse.masked_fill(empty, -torch.inf)
+            out = out.masked_fill(empty.unsqueeze(-1), 0.0)
+    return out, lse
+
+
+class _Attend(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float) -> Any:
+        out, lse = _forward(query, key, value, mask, scale)
+        ctx.save_for_backward(query, key, value, mask, out, lse)
+        ctx.scale = scale
+        return out, lse
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        """With p = exp(s - lse): ds = p * (dout . v - dout . out + dlse), then the usual products."""
+        query, key, value, mask, out, lse = ctx.saved_tensors
+        grad_out, grad_lse = grads
+        rows, query_heads, queries, head_dim = query.shape
+        key_heads, keys = key.shape[1], key.shape[2]
+        groups = query_heads // key_heads
+        wide = torch.promote_types(query.dtype, torch.float32)
+
+        def by_group(tensor: Tensor) -> Tensor:
+            return tensor.to(wide).reshape(rows, key_heads, groups, queries, *tensor.shape[3:])
+
+        q, o, do = by_group(query), by_group(out), by_group(grad_out)
+        normaliser = torch.where(lse.isfinite(), lse, torch.zeros_like(lse))
+        normaliser, dlse = by_group(normaliser), by_group(grad_lse)
+        k, v = key.to(wide).unsqueeze(2), value.to(wide).unsqueeze(2)
+        dq = torch.empty_like(q)
+        dk, dv = torch.zeros_like(key, dtype=wide), torch.zeros_like(value, dtype=wide)
+        block = max(1, _BACKWARD_SCORES // max(1, query_heads * keys))
+        for start in range(0, queries, block):
+            part = slice(start, start + block)
+            scores = q[..., part, :] @ k.transpose(-1, -2) * ctx.scale
+            if mask is not None:
+                allowed = mask.expand(mask.shape[0], mask.shape[1], queries, keys)[:, :, part].unsqueeze(2)
+                scores = scores.masked_fill(~allowed, -torch.inf)
+            p = torch.exp(scores - normaliser[..., part].unsqueeze(-1))
+            dp = do[..., part, :] @ v.transpose(-1, -2)
+            delta = (do[..., part, :] * o[..., part, :]).sum(-1) - dlse[..., part]
+            ds = p * (dp - delta.unsqueeze(-1))
+            dq[..., part, :] = ds @ k * ctx.scale
+            dk += (ds.transpose(-1, -2) @ q[..., part, :]).sum(2) * ctx.scale
+            dv += (p.transpose(-1, -2) @ do[..., part, :]).sum(2)
+        dq = dq.reshape(query.shape)
+        return dq.to(query.dtype), dk.to(key.dtype), dv.to(value.dtype), None, None
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
+    """As `reference.attend` (same shapes and results), on the fused kernel; no softcap. N must not be 0."""
+    if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
+        out, lse = _Attend.apply(query, key, value, mask, scale)
+        return out, lse
+    return _forward(query, key, value, mask, scale)

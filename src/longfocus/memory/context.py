@@ -1,0 +1,122 @@
+"""A memory as additional context: which records are visible, how they are retrieved, who receives the mass.
+
+The visible records are those of a shared memory (one for all rows of a batch) followed by those that the
+rows themselves have moved out of their local windows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from longfocus.memory.contract import KVChunk, KVStore
+from longfocus.memory.dense import Scratch, attend_dense
+from longfocus.memory.exact import attend_top_k, grouped_scores, kth_score
+
+
+@dataclass
+class Part:
+    """A range of one store."""
+
+    store: KVStore
+    start: int = 0
+    stop: int | None = None
+
+    @property
+    def tokens(self) -> int:
+        """Records in the range."""
+        stop = self.store.tokens if self.stop is None else min(self.stop, self.store.tokens)
+        return max(0, stop - self.start)
+
+    def chunks(self, layer: int) -> Iterator[KVChunk]:
+        """Chunks of the range, `start` still counted in the store."""
+        return self.store.chunks(layer, self.start, self.stop)
+
+
+@dataclass
+class MassRecorder:
+    """Sums the attention mass that recorded queries gave to each token of the shared memory.
+
+    `mass[layer]` is float64 (tokens,): the sum over rows, heads' mean, and recorded queries.
+    """
+
+    tokens: int
+    mass: dict[int, Tensor] = field(default_factory=dict)
+    queries: int = 0
+
+    def add(self, layer: int, start: int, mass: Tensor) -> None:
+        """Add mass (n,) of the tokens from `start` on."""
+        total = self.mass.setdefault(layer, torch.zeros(self.tokens, dtype=torch.float64))
+        total[start : start + mass.shape[0]] += mass.to(device="cpu", dtype=torch.float64)
+
+
+class MemoryContext:
+    """An `AdditionalContext` over one or two stores."""
+
+    def __init__(
+        self,
+        shared: Part | None,
+        own: Part | None,
+        *,
+        retrieval: str,
+        k: int,
+        scratch: Scratch,
+        span: int | None = None,
+        recorder: MassRecorder | None = None,
+    ) -> None:
+        """
+        Args:
+            shared: the memory that all rows see, or None.
+            own: what the rows have added themselves, or None.
+            retrieval: `dense` or `exact` (top-k).
+            k: keys per query and head for `exact`.
+            span: see only this many of the nearest (last) records; None: all.
+            recorder: receives the mass on the shared memory.
+        """
+        self.shared, self.own = shared, own
+        if span is not None:
+            kept = min(span, own.tokens) if own is not None else 0
+            if own is not None:
+                self.own = Part(own.store, own.start + own.tokens - kept, own.stop)
+            if shared is not None:
+                rest = min(span - kept, shared.tokens)
+                self.shared = Part(shared.store, shared.start + shared.tokens - rest, shared.stop)
+        self.retrieval, self.k = retrieval, k
+        self.scratch, self.recorder = scratch, recorder
+
+    def chunks(self, layer: int) -> Iterator[KVChunk]:
+        """All visible chunks of a layer."""
+        for part in (self.shared, self.own):
+            if part is not None and part.tokens:
+                yield from part.chunks(layer)
+
+    def attend(
+        self, layer: int, query: Tensor, *, scale: float, softcap: float | None
+    ) -> tuple[Tensor, Tensor] | None:
+        """See `AdditionalContext.attend`."""
+        if self.retrieval == "exact":
+            return attend_top_k(
+                query, lambda: self.chunks(layer), k=self.k, scale=scale, softcap=softcap, scratch=self.scratch
+            )
+        return attend_dense(query, self.chunks(layer), scale=scale, softcap=softcap, scratch=self.scratch)
+
+    def record_mass(self, layer: int, query: Tensor, lse: Tensor, *, scale: float, softcap: float | None) -> None:
+        """Add exp(score - lse) of each shared token, meaned over heads, to the recorder (if there is one)."""
+        if self.recorder is None or self.shared is None or not self.shared.tokens:
+            return
+        with torch.no_grad():
+            least = None
+            if self.retrieval == "exact":
+                chunks = self.chunks(layer)
+                least = kth_score(query, chunks, k=self.k, scale=scale, softcap=softcap, scratch=self.scratch)
+            for chunk in self.shared.chunks(layer):
+                keys, _ = self.scratch.widen(chunk, query)
+                scores = grouped_scores(query, keys, chunk.mask, scale, softcap)
+                if least is not None:
+                    scores = scores.masked_fill(scores < least, -torch.inf)
+                weights = torch.exp(scores - lse.reshape(*scores.shape[:-1], 1))
+                heads = scores.shape[1] * scores.shape[2]
+                self.recorder.add(layer, chunk.start, weights.sum((0, 1, 2, 3)) / heads)

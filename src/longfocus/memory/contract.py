@@ -1,0 +1,67 @@
+"""What every store of memory keys and values promises.
+
+A store holds, for each memory layer, one record per remembered token: its key and its value, for every
+key/value head, side by side:  (2, Hkv, head_dim)  with index 0 the key and 1 the value.
+
+* Order: records lie in the order in which they were appended, the same in all layers; record i of every
+  layer belongs to token i.
+* Rows: a store serves one text (rows = 1, shared by every row of a batch) or one per row of a batch, then
+  with a mask that says which records a row really has.
+* Ownership: `append` copies what it is given; chunks that are handed out are views and must not be written.
+* Empty: an empty store yields no chunk, and attention over it is the empty set (out = 0, lse = -inf).
+* Fewer than k records: top-k takes them all. Ties in the k-th place: which of the equals is taken is unspecified.
+* Kill: what a store on disk has committed survives a kill at any moment; the rest is as if never appended.
+
+Worked example, one layer, Hkv = 1, head_dim = 2, two tokens appended and read back:
+    append({8: tensor of shape (1, 2, 2, 1, 2)})     # rows, tokens, key|value, heads, head_dim
+    next(chunks(8)).keys.shape == (1, 1, 2, 2)       # rows, heads, tokens, head_dim
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from torch import Tensor
+
+CHUNK_TOKENS = 4096
+"""Tokens that are attended to at once: bounds working memory, large enough for the fused kernel."""
+
+
+class KVChunk(NamedTuple):
+    """Consecutive records of one layer."""
+
+    keys: Tensor
+    """(R, Hkv, n, head_dim), R = 1 (shared) or the rows of the batch."""
+    values: Tensor
+    """(R, Hkv, n, head_dim)."""
+    mask: Tensor | None
+    """bool (R, n), True where the row has the record; None: all do."""
+    start: int
+    """Index of the first record in its store."""
+
+
+class KVStore(Protocol):
+    """Where additional keys and values live."""
+
+    @property
+    def rows(self) -> int: ...
+
+    @property
+    def tokens(self) -> int:
+        """Records per layer (of the fullest row)."""
+        ...
+
+    def append(self, records: Mapping[int, Tensor], mask: np.ndarray | None = None) -> None:
+        """Add records (R, n, 2, Hkv, head_dim) for every memory layer; mask is bool (R, n)."""
+        ...
+
+    def chunks(self, layer: int, start: int = 0, stop: int | None = None) -> Iterator[KVChunk]:
+        """The records start … stop of a layer, in order, in pieces of at most CHUNK_TOKENS."""
+        ...
+
+
+def chunk_of(records: Tensor, mask: Tensor | None, start: int) -> KVChunk:
+    """View records (R, n, 2, Hkv, head_dim) as a chunk, without copying."""
+    return KVChunk(records[:, :, 0].transpose(1, 2), records[:, :, 1].transpose(1, 2), mask, start)

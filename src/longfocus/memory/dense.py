@@ -1,0 +1,86 @@
+"""Dense retrieval: every query attends to every key of the memory, chunk by chunk through the merge."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import torch
+from torch import Tensor
+
+from longfocus.attention import attend, merge
+from longfocus.memory.contract import KVChunk
+
+
+class Scratch:
+    """Buffers that widen stored chunks (float16, bfloat16) to the query's dtype without fresh allocations."""
+
+    def __init__(self) -> None:
+        self._buffers: dict[tuple[int, torch.dtype, torch.device], Tensor] = {}
+
+    def widen(self, chunk: KVChunk, like: Tensor) -> tuple[Tensor, Tensor]:
+        """The chunk's keys and values in the dtype and on the device of `like`."""
+        if chunk.keys.dtype == like.dtype and chunk.keys.device == like.device:
+            return chunk.keys, chunk.values
+        if torch.is_grad_enabled() and like.requires_grad:  # autograd keeps them: no sharing
+            return chunk.keys.to(like), chunk.values.to(like)
+        return self._copy(0, chunk.keys, like), self._copy(1, chunk.values, like)
+
+    def _copy(self, slot: int, source: Tensor, like: Tensor) -> Tensor:
+        key = (slot, like.dtype, like.device)
+        buffer = self._buffers.get(key)
+        if buffer is None or buffer.numel() < source.numel() or buffer.is_inference() != torch.is_inference_mode_enabled():
+            buffer = torch.empty(source.numel(), dtype=like.dtype, device=like.device)
+            self._buffers[key] = buffer
+        return buffer[: source.numel()].view(source.shape).copy_(source)
+
+
+def fold_rows(query: Tensor) -> Tensor:
+    """(B, H, T, D) -> (1, H, B * T, D), so that all rows read a shared memory once."""
+    rows, heads, queries, dim = query.shape
+    return query if rows == 1 else query.transpose(0, 1).reshape(1, heads, rows * queries, dim)
+
+
+def unfold_rows(folded: Tensor, rows: int) -> Tensor:
+    """Inverse of `fold_rows`, for (1, H, B * T, ...) results."""
+    if rows == 1:
+        return folded
+    heads, queries = folded.shape[1], folded.shape[2] // rows
+    return folded.reshape(heads, rows, queries, *folded.shape[3:]).transpose(0, 1)
+
+
+def attend_dense(
+    query: Tensor, chunks: Iterable[KVChunk], *, scale: float, softcap: float | None, scratch: Scratch
+) -> tuple[Tensor, Tensor] | None:
+    """Partial attention over all chunks.
+
+    Args:
+        query: (B, Hq, T, D).
+        chunks: of one layer; R = 1 (shared) or B rows.
+
+    Returns:
+        out (B, Hq, T, D), lse (B, Hq, T); None where there is no chunk.
+    """
+    rows = query.shape[0]
+    folded = fold_rows(query)
+
+    def parts() -> Iterator[tuple[Tensor, Tensor]]:
+        for chunk in chunks:
+            keys, values = scratch.widen(chunk, query)
+            if keys.shape[0] == rows:
+                mask = None if chunk.mask is None else chunk.mask[:, None, None, :].to(query.device)
+                yield attend(query, keys, values, mask=mask, scale=scale, softcap=softcap)
+            else:
+                assert keys.shape[0] == 1 and chunk.mask is None
+                out, lse = attend(folded, keys, values, scale=scale, softcap=softcap)
+                yield unfold_rows(out, rows), unfold_rows(lse, rows)
+
+    found = parts()
+    first = next(found, None)
+    if first is None:
+        return None
+
+    def rest() -> Iterator[tuple[Tensor, Tensor]]:
+        yield first
+        yield from found
+
+    return merge(rest())

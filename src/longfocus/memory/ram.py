@@ -1,0 +1,111 @@
+"""Memory records in RAM (or on an accelerator), in blocks, so that growing never copies what is there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from longfocus.memory.contract import CHUNK_TOKENS, KVChunk, chunk_of
+
+
+class RamStore:
+    """A `KVStore` of one text, or of one text per row of a batch."""
+
+    def __init__(
+        self,
+        layers: Sequence[int],
+        kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        *,
+        rows: int = 1,
+        device: torch.device | str = "cpu",
+        block_tokens: int = CHUNK_TOKENS,
+    ) -> None:
+        self.layers = tuple(layers)
+        self.shape = (2, kv_heads, head_dim)
+        self.dtype = dtype
+        self.device = torch.device(device)
+        self.block_tokens = block_tokens
+        self._rows = rows
+        self._tokens = 0
+        self._blocks: list[dict[int, Tensor]] = []
+        self._masks: list[np.ndarray] = []
+        self._used: list[int] = []
+        self._dense = True  # no mask has a hole so far
+
+    @property
+    def rows(self) -> int:
+        return self._rows
+
+    @property
+    def tokens(self) -> int:
+        return self._tokens
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the records (allocated blocks may hold a little more)."""
+        number = self._tokens * self._rows * len(self.layers)
+        return number * self.shape[0] * self.shape[1] * self.shape[2] * self.dtype.itemsize
+
+    def append(self, records: Mapping[int, Tensor], mask: np.ndarray | None = None) -> None:
+        """See `KVStore.append`; records are cast to the store's dtype and moved to its device."""
+        assert set(records) == set(self.layers), "records for every memory layer, and no other"
+        count = next(iter(records.values())).shape[1]
+        if mask is not None and mask.all():
+            mask = None
+        if mask is not None:
+            self._dense = False
+        done = 0
+        while done < count:
+            if not self._blocks or self._used[-1] == self._blocks[-1][self.layers[0]].shape[1]:
+                self._new_block(count - done)
+            used = self._used[-1]
+            block = self._blocks[-1]
+            take = min(block[self.layers[0]].shape[1] - used, count - done)
+            for layer, new in records.items():
+                block[layer][:, used : used + take].copy_(new[:, done : done + take].detach())
+            self._masks[-1][:, used : used + take] = True if mask is None else mask[:, done : done + take]
+            self._used[-1] = used + take
+            done += take
+        self._tokens += count
+
+    def _new_block(self, wanted: int) -> None:
+        first = not self._blocks
+        size = min(self.block_tokens, max(wanted, 256)) if first else self.block_tokens
+        shape = (self._rows, size, *self.shape)
+        with torch.inference_mode(False):  # a block may outlive the mode it was first written in
+            block = {layer: torch.empty(shape, dtype=self.dtype, device=self.device) for layer in self.layers}
+        self._blocks.append(block)
+        self._masks.append(np.zeros((self._rows, size), dtype=bool))
+        self._used.append(0)
+
+    def chunks(self, layer: int, start: int = 0, stop: int | None = None) -> Iterator[KVChunk]:
+        """See `KVStore.chunks`."""
+        stop = self._tokens if stop is None else min(stop, self._tokens)
+        at = 0
+        for block, mask, used in zip(self._blocks, self._masks, self._used, strict=True):
+            low, high = max(start - at, 0), min(stop - at, used)
+            if low < high:
+                allowed = None
+                if not self._dense and not mask[:, low:high].all():
+                    allowed = torch.from_numpy(mask[:, low:high]).to(self.device)
+                yield chunk_of(block[layer][:, low:high], allowed, at + low)
+            at += used
+
+    def row_counts(self) -> np.ndarray:
+        """int (R,): records that each row really has."""
+        counts = np.zeros(self._rows, dtype=np.int64)
+        for mask, used in zip(self._masks, self._used, strict=True):
+            counts += mask[:, :used].sum(1)
+        return counts
+
+    def select_rows(self, index: Tensor) -> None:
+        """Keep (and repeat, reorder) rows by index (R',), as beam search asks."""
+        for number, block in enumerate(self._blocks):
+            self._blocks[number] = {layer: kv.index_select(0, index.to(kv.device)) for layer, kv in block.items()}
+            self._masks[number] = self._masks[number][index.cpu().numpy()]
+        self._rows = int(index.numel())

@@ -1,0 +1,393 @@
+"""FocusCache: the local window of every layer, and what has moved from it into memory.
+
+Columns and rows. Local keys and values are tensors (B, Hkv, L, D) whose last column is the newest token.
+A column may hold no token in some row (padding); `valid` says which do. With `overlap`, the first columns
+are tokens that are in memory already, and memory layers must not see them twice: `stored` says which.
+Positions are counted inside the window, per row, over valid columns: 0, 1, 2, …
+
+Ordinary layers hold rotated keys. When the oldest tokens leave, the positions of the rest become smaller,
+and their keys are rotated back by as much. Memory layers hold unrotated keys, rotated when attended to,
+since a token that moves to memory changes its encoding.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+from longfocus.errors import UnsupportedCallError
+from longfocus.memory.context import MassRecorder, MemoryContext, Part
+from longfocus.memory.contract import KVStore
+from longfocus.memory.ram import RamStore
+from longfocus.model.attention_function import WindowPass
+from longfocus.positions import rotate
+
+if TYPE_CHECKING:
+    from longfocus.memory.memory import Memory
+    from longfocus.model.focus import Focus
+
+
+class LocalLayer(CacheLayerMixin):
+    """Keys and values of one layer's local window, in a buffer with room to append."""
+
+    is_sliding = False
+
+    def __init__(self, owner: FocusCache, room: int) -> None:
+        super().__init__()
+        self.owner = owner
+        self.room = room
+        self._buffers: tuple[Tensor, Tensor] | None = None
+        self._begin = 0
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        self.dtype, self.device = key_states.dtype, key_states.device
+        self.is_initialized = True
+
+    @property
+    def columns(self) -> int:
+        """L, without tokens of a pass under way."""
+        return 0 if self.keys is None else self.keys.shape[2]
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Append (B, Hkv, T, D) and return the whole window (B, Hkv, L, D)."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        if torch.is_grad_enabled() and (key_states.requires_grad or value_states.requires_grad):
+            if self.keys is not None and self.values is not None:
+                key_states = torch.cat((self.keys, key_states), 2)
+                value_states = torch.cat((self.values, value_states), 2)
+            self.replace(key_states, value_states)
+            return key_states, value_states
+        start = self._begin + self.columns
+        stop = start + key_states.shape[2]
+        if not self._writable(stop):
+            self._reserve(key_states, value_states)
+            start, stop = self.columns, self.columns + key_states.shape[2]
+        assert self._buffers is not None
+        for buffer, new in zip(self._buffers, (key_states, value_states), strict=True):
+            buffer[:, :, start:stop] = new
+        self.keys, self.values = (buffer[:, :, self._begin : stop] for buffer in self._buffers)
+        return self.keys, self.values
+
+    def _writable(self, stop: int) -> bool:
+        if self._buffers is None or stop > self._buffers[0].shape[2]:
+            return False
+        return self._buffers[0].is_inference() == torch.is_inference_mode_enabled()
+
+    def _reserve(self, key_states: Tensor, value_states: Tensor) -> None:
+        needed = self.columns + key_states.shape[2]
+        capacity = max(needed, self.room)
+        buffers = []
+        for old, new in ((self.keys, key_states), (self.values, value_states)):
+            buffer = new.new_empty(new.shape[0], new.shape[1], capacity, new.shape[3])
+            if old is not None:
+                buffer[:, :, : self.columns] = old
+            buffers.append(buffer)
+        self._buffers = (buffers[0], buffers[1])
+        self._begin = 0
+
+    def replace(self, keys: Tensor | None, values: Tensor | None) -> None:
+        """Take these tensors as the window; the next `update` copies them into a new buffer."""
+        self.keys, self.values = keys, values
+        self._buffers, self._begin = None, 0
+
+    def trim(self, columns: int) -> None:
+        """Forget the first columns."""
+        if columns and self.keys is not None and self.values is not None:
+            self.keys, self.values = self.keys[:, :, columns:], self.values[:, :, columns:]
+            self._begin += columns
+
+    def cut(self, columns: int) -> None:
+        """Forget the last columns."""
+        if columns and self.keys is not None and self.values is not None:
+            keep = self.columns - columns
+            self.keys, self.values = self.keys[:, :, :keep], self.values[:, :, :keep]
+
+    def select(self, index: Tensor) -> None:
+        """Keep, repeat or reorder rows."""
+        if self.keys is not None and self.values is not None:
+            index = index.to(self.keys.device)
+            self.replace(self.keys.index_select(0, index), self.values.index_select(0, index))
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.columns + query_length, 0
+
+    def get_seq_length(self) -> int:
+        return self.owner.seen
+
+    def get_max_length(self) -> int:
+        return -1
+
+
+class FocusCache(Cache):
+    """What a focused model knows between calls: local windows, memory of its own, and the memory it reads.
+
+    Pass it as `cache=` to `forward` or `generate`; a second call continues from the first. The shared
+    memory is only read: what slides out of the local window goes to the cache's own records, so that two
+    questions to one memory never see each other, and a copy of the cache does not copy the memory.
+    """
+
+    def __init__(
+        self,
+        focus: Focus,
+        memory: Memory | None = None,
+        *,
+        last_window: int | None = None,
+        own: KVStore | None = None,
+        document_start: int = 0,
+    ) -> None:
+        """
+        Args:
+            focus: what `attach` put on the model.
+            memory: read by every row, or None.
+            last_window: overrides the config's, for this cache.
+            own: where tokens go that leave the window; None: fresh RAM, per row.
+            document_start: first record of `own` that may be seen.
+        """
+        self.focus = focus
+        config = focus.config
+        room = config.window_tokens + max(64, config.window_tokens // 8)
+        layers = [LocalLayer(self, room) for _ in range(focus.num_layers)]
+        super().__init__(layers=layers)
+        self.local_layers = layers
+        self.memory = memory
+        self.last_window = last_window
+        self.seen = 0
+        """Columns fed so far, padding included: what transformers calls the sequence length."""
+        self.valid = np.zeros((0, 0), dtype=bool)
+        self.stored = np.zeros((0, 0), dtype=bool)
+        self.recorder: MassRecorder | None = None
+        self._own = own
+        self._document_start = document_start
+
+    # -- sizes -------------------------------------------------------------------------------------------
+
+    @property
+    def rows(self) -> int:
+        """B; 0 before the first pass."""
+        return self.valid.shape[0]
+
+    @property
+    def local_tokens(self) -> np.ndarray:
+        """int (B,): tokens in each row's local window."""
+        return self.valid.sum(1)
+
+    @property
+    def own_tokens(self) -> int:
+        """Records that this cache has moved to memory itself (of the fullest row)."""
+        return 0 if self._own is None else self._own.tokens - self._document_start
+
+    @property
+    def is_croppable(self) -> bool:
+        """False: assisted generation, which rolls back, is refused; `crop` works while tokens are local."""
+        return False
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> FocusCache:
+        other = FocusCache(self.focus, self.memory, last_window=self.last_window, document_start=self._document_start)
+        memo[id(self)] = other
+        other.seen, other.valid, other.stored = self.seen, self.valid.copy(), self.stored.copy()
+        other._own = copy.deepcopy(self._own, memo)
+        for mine, copied in zip(self.local_layers, other.local_layers, strict=True):
+            if mine.keys is not None and mine.values is not None:
+                copied.lazy_initialization(mine.keys, mine.values)
+                copied.replace(mine.keys.clone(), mine.values.clone())
+        return other
+
+    # -- a pass ------------------------------------------------------------------------------------------
+
+    def open_pass(self, tokens: np.ndarray, drop: np.ndarray, *, reading: bool) -> WindowPass:
+        """Make room, and describe the pass of the next new columns.
+
+        Args:
+            tokens: bool (B, T), which new columns hold a token.
+            drop: int (B,), oldest local tokens to let go of in each row first.
+            reading: whether the window will be stored (then `read_span` applies).
+        """
+        if self.rows == 0:
+            self.valid = np.zeros((tokens.shape[0], 0), dtype=bool)
+            self.stored = np.zeros((tokens.shape[0], 0), dtype=bool)
+        if drop.any():
+            self._drop(drop)
+        device = self.focus.device
+        valid = np.concatenate((self.valid, tokens), 1)
+        stored = np.concatenate((self.stored, np.zeros_like(tokens)), 1)
+        positions = np.maximum(np.cumsum(valid, 1) - 1, 0)
+        key_positions = torch.from_numpy(positions).to(device)
+        count = tokens.shape[1]
+        config = self.focus.config
+        base = None
+        if config.memory_positions == "absolute":
+            base = torch.from_numpy(self._window_base()).to(device)
+        window_pass = WindowPass(
+            tables=self.focus.tables,
+            memory_positions=config.memory_positions,
+            query_positions=key_positions[:, key_positions.shape[1] - count :],
+            key_positions=key_positions,
+            valid=None if valid.all() else torch.from_numpy(valid).to(device),
+            unstored=torch.from_numpy(valid & ~stored).to(device) if stored.any() else None,
+            context=self._context(config.read_span if reading else None),
+            query_base=base,
+        )
+        self._pending = (valid, stored)
+        return window_pass
+
+    def close_pass(self, store: np.ndarray) -> None:
+        """Account for the columns that the layers have appended; store whole windows of rows `store` (bool (B,))."""
+        self.valid, self.stored = self._pending
+        if store.any():
+            self._move(self.valid & store[:, None])
+
+    def abandon_pass(self) -> None:
+        """Forget what the layers appended in a pass that did not finish (Ctrl-C, an error)."""
+        for layer in self.local_layers:
+            layer.cut(layer.columns - self.valid.shape[1])
+
+    def _context(self, span: int | None) -> MemoryContext | None:
+        shared = Part(self.memory.store, 0, self.memory.tokens) if self.memory is not None else None
+        own = Part(self._own, self._document_start) if self._own is not None else None
+        if (shared is None or not shared.tokens) and (own is None or not own.tokens):
+            return None
+        config = self.focus.config
+        return MemoryContext(
+            shared,
+            own,
+            retrieval=config.retrieval,
+            k=config.k,
+            scratch=self.focus.scratch,
+            span=span,
+            recorder=self.recorder,
+        )
+
+    # -- moving tokens to memory -------------------------------------------------------------------------
+
+    def _drop(self, count: np.ndarray) -> None:
+        """Let go of each row's oldest `count` tokens; those not yet in memory move there."""
+        order = np.cumsum(self.valid, 1)
+        leaving = self.valid & (order <= count[:, None])
+        self._move(leaving)
+        self.valid = self.valid & ~leaving
+        self.stored = self.stored & ~leaving
+        used = np.flatnonzero(self.valid.any(0))
+        trim = int(used[0]) if used.size else self.valid.shape[1]
+        self.valid, self.stored = self.valid[:, trim:], self.stored[:, trim:]
+        for layer in self.local_layers:
+            layer.trim(trim)
+        if self.valid.shape[1]:
+            self._shift_back(count)
+
+    def _shift_back(self, count: np.ndarray) -> None:
+        by = torch.from_numpy(count.astype(np.int64)).to(self.focus.device)
+        for index, layer in enumerate(self.local_layers):
+            if index not in self.focus.tables and layer.keys is not None:
+                layer.replace(self.focus.rotary(index).shift_back(layer.keys, by), layer.values)
+
+    def _move(self, columns: np.ndarray) -> None:
+        """Append the memory layers' keys and values of these columns (bool (B, L)) unless they are stored."""
+        moving = columns & ~self.stored
+        used = np.flatnonzero(moving.any(0))
+        if not used.size:
+            return
+        low, high = int(used[0]), int(used[-1]) + 1
+        records: dict[int, Tensor] = {}
+        with torch.no_grad():
+            for index in self.focus.config.layers:
+                layer = self.local_layers[index]
+                assert layer.keys is not None and layer.values is not None
+                keys = self._encode(index, layer.keys[:, :, low:high], low, high)
+                records[index] = torch.stack((keys, layer.values[:, :, low:high]), 2).permute(0, 3, 2, 1, 4)
+            self._store_for(moving.shape[0]).append(records, moving[:, low:high])
+        self.stored = self.stored | moving
+
+    def _encode(self, index: int, keys: Tensor, low: int, high: int) -> Tensor:
+        positions = self.focus.config.memory_positions
+        if positions == "none":
+            return keys
+        table = self.focus.tables[index]
+        if positions == "first":
+            return table.as_first(keys)
+        inside = np.maximum(np.cumsum(self.valid, 1) - 1, 0)[:, low:high]
+        absolute = torch.from_numpy(inside + self._window_base()[:, None]).to(keys.device)
+        return rotate(keys, *table.anywhere(absolute))
+
+    def _window_base(self) -> np.ndarray:
+        """int (B,): tokens of the text before each row's local window."""
+        shared = 0 if self.memory is None else self.memory.tokens
+        own = np.zeros(self.rows, dtype=np.int64)
+        if isinstance(self._own, RamStore) and self._own.rows == self.rows:
+            own = self._own.row_counts()
+        elif self._own is not None:
+            own += self._own.tokens
+        return shared + own - (self.stored & self.valid).sum(1)
+
+    def _store_for(self, rows: int) -> KVStore:
+        if self._own is None:
+            self._own = self.focus.new_store(rows)
+        return self._own
+
+    # -- what transformers asks of a cache ---------------------------------------------------------------
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Columns fed so far, in memory or local."""
+        return self.seen
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Rows follow their beams."""
+        self.batch_select_indices(beam_idx)
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """Keep, repeat or reorder rows."""
+        index = indices.cpu().numpy()
+        if self._own is not None and self._own.tokens:
+            if not isinstance(self._own, RamStore):
+                raise UnsupportedCallError("Rows of a cache that writes into a saved memory cannot be reordered.")
+            self._own.select_rows(indices.cpu())
+        elif self._own is not None:
+            self._own = None
+        self.valid, self.stored = self.valid[index], self.stored[index]
+        for layer in self.local_layers:
+            layer.select(indices)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Repeat each row."""
+        self.batch_select_indices(torch.arange(self.rows).repeat_interleave(repeats))
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Forget the last tokens, as if they had never been fed.
+
+        Args:
+            tokens_to_remove: their number, negative as transformers writes it (-3 removes three).
+
+        Raises:
+            UnsupportedCallError: some of them are in memory already, or padding lies among them.
+        """
+        if tokens_to_remove > 0:
+            raise UnsupportedCallError(f"crop: {tokens_to_remove} given; write -{tokens_to_remove} to remove that many tokens.")
+        count = -tokens_to_remove
+        if count == 0:
+            return
+        local = self.valid.shape[1]
+        if count > local or self.stored[:, local - count :].any():
+            raise UnsupportedCallError(
+                f"crop: {count} tokens asked back, but only {int((~self.stored).sum(1).min()) if local else 0} are still "
+                "local; the others have moved to memory and stay there."
+            )
+        if not self.valid[:, local - count :].all():
+            raise UnsupportedCallError("crop: padding lies among the last tokens; crop works on rows that end together.")
+        self.valid, self.stored = self.valid[:, : local - count], self.stored[:, : local - count]
+        for layer in self.local_layers:
+            layer.cut(count)
+        self.seen -= count
+
+    def reset(self) -> None:
+        """Forget everything but the shared memory."""
+        for layer in self.local_layers:
+            layer.replace(None, None)
+        self.seen = 0
+        self.valid, self.stored = np.zeros((0, 0), dtype=bool), np.zeros((0, 0), dtype=bool)
+        self._own = None
+

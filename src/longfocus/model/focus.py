@@ -1,0 +1,99 @@
+"""Focus: what `attach` puts on a model. The resolved options, and what they need to know of the model."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import torch
+from transformers import PreTrainedModel
+
+from longfocus.config import FocusConfig
+from longfocus.errors import ConfigError
+from longfocus.memory.dense import Scratch
+from longfocus.memory.geometry import MemoryGeometry
+from longfocus.memory.ram import RamStore
+from longfocus.model.families import Anatomy
+from longfocus.model.fingerprint import model_fingerprint
+from longfocus.positions import RotaryTable
+
+
+class Focus:
+    """A model's memory layers and how they are fed. Made by `attach`; read-only afterwards."""
+
+    def __init__(self, model: PreTrainedModel, config: FocusConfig) -> None:
+        """
+        Raises:
+            UnsupportedModelError: the model's family cannot carry memory layers.
+            ConfigError: the options do not fit the model.
+        """
+        self.anatomy = Anatomy(model)
+        self.config = config.resolve(self.anatomy.num_layers, self.anatomy.longest_window)
+        self.scratch = Scratch()
+        for layer in self.config.layers:
+            sliding = self.anatomy.sliding_window(layer)
+            if sliding is not None and sliding < self.config.window_tokens:
+                full = [i for i in range(self.num_layers) if self.anatomy.sliding_window(i) is None]
+                raise ConfigError(
+                    f"memory_layers: layer {layer} sees only {sliding} tokens by itself, fewer than the window of "
+                    f"{self.config.window_tokens}, so tokens between would be lost. Choose a window of at most {sliding}"
+                    + (f", or layers among {full}." if full else ".")
+                )
+        self.tables: dict[int, RotaryTable] = {layer: self.anatomy.rotary(layer) for layer in self.config.layers}
+
+    @property
+    def model(self) -> PreTrainedModel:
+        """The model that this belongs to."""
+        return self.anatomy.model
+
+    @property
+    def num_layers(self) -> int:
+        """Layers of the model, memory layers included."""
+        return self.anatomy.num_layers
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model's embeddings are."""
+        return self.model.get_input_embeddings().weight.device
+
+    @property
+    def memory_dtype(self) -> torch.dtype:
+        """Storage dtype of memory records."""
+        if self.config.memory_dtype is not None:
+            return getattr(torch, self.config.memory_dtype)
+        return self.model.dtype
+
+    def rotary(self, layer: int) -> RotaryTable:
+        """Rotary table of any layer."""
+        return self.anatomy.rotary(layer)
+
+    def new_store(self, rows: int = 1) -> RamStore:
+        """An empty store in RAM for this model's records."""
+        return RamStore(
+            self.config.layers,
+            self.anatomy.kv_heads,
+            self.anatomy.head_dim,
+            self.memory_dtype,
+            rows=rows,
+            device=self.config.memory_device or self.device,
+        )
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Digest of the model's weights, taken once."""
+        return model_fingerprint(self.model)
+
+    @property
+    def geometry(self) -> MemoryGeometry:
+        """What a memory must agree with to be read by this model."""
+        return MemoryGeometry(
+            model=self.fingerprint,
+            model_name=str(getattr(self.model.config, "_name_or_path", "") or self.model.config.model_type),
+            model_dtype=str(self.model.dtype).removeprefix("torch."),
+            layers=self.config.layers,
+            kv_heads=self.anatomy.kv_heads,
+            head_dim=self.anatomy.head_dim,
+            dtype=str(self.memory_dtype).removeprefix("torch."),
+            window=self.config.window_tokens,
+            overlap=self.config.overlap,
+            memory_positions=self.config.memory_positions,
+        )
