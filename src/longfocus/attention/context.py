@@ -15,9 +15,7 @@ from torch import Tensor
 class AdditionalContext(Protocol):
     """What a memory layer sees besides its local window."""
 
-    def attend(
-        self, layer: int, query: Tensor, *, scale: float, softcap: float | None
-    ) -> tuple[Tensor, Tensor] | None:
+    def attend(self, layer: int, query: Tensor, *, scale: float, softcap: float | None) -> tuple[Tensor, Tensor] | None:
         """Partial attention of the queries over this context in one layer.
 
         Args:

@@ -26,7 +26,9 @@ def merge(parts: Iterable[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     for part in parts:
         joined = part if joined is None else reference.merge((joined, part))
     if joined is None:
-        raise ValueError("merge: no part given; an empty memory contributes a part with lse = -inf, or none beside others.")
+        raise ValueError(
+            "merge: no part given; an empty memory contributes a part with lse = -inf, or none beside others."
+        )
     return joined
 
 

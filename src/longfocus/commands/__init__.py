@@ -1,0 +1,8 @@
+"""One command a file. This table imports nothing heavy; a command's module is imported when it runs."""
+
+COMMANDS = {
+    "ask": "longfocus.commands.ask:ask",
+    "chat": "longfocus.commands.chat:chat",
+    "remember": "longfocus.commands.remember:remember",
+    "info": "longfocus.commands.info:info",
+}

@@ -1,0 +1,1 @@
+"""From files to texts to tokens, in streams."""

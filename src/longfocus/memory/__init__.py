@@ -1,0 +1,1 @@
+"""Where additional keys live: one store a file, one contract (`contract.py`)."""

@@ -93,9 +93,7 @@ class MemoryContext:
             if part is not None and part.tokens:
                 yield from part.chunks(layer)
 
-    def attend(
-        self, layer: int, query: Tensor, *, scale: float, softcap: float | None
-    ) -> tuple[Tensor, Tensor] | None:
+    def attend(self, layer: int, query: Tensor, *, scale: float, softcap: float | None) -> tuple[Tensor, Tensor] | None:
         """See `AdditionalContext.attend`."""
         if self.retrieval == "exact":
             return attend_top_k(

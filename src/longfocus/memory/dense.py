@@ -28,7 +28,11 @@ class Scratch:
     def _copy(self, slot: int, source: Tensor, like: Tensor) -> Tensor:
         key = (slot, like.dtype, like.device)
         buffer = self._buffers.get(key)
-        if buffer is None or buffer.numel() < source.numel() or buffer.is_inference() != torch.is_inference_mode_enabled():
+        if (
+            buffer is None
+            or buffer.numel() < source.numel()
+            or buffer.is_inference() != torch.is_inference_mode_enabled()
+        ):
             buffer = torch.empty(source.numel(), dtype=like.dtype, device=like.device)
             self._buffers[key] = buffer
         return buffer[: source.numel()].view(source.shape).copy_(source)

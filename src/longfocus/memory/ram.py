@@ -83,6 +83,18 @@ class RamStore:
         self._masks.append(np.zeros((self._rows, size), dtype=bool))
         self._used.append(0)
 
+    def rewind(self, tokens: int) -> None:
+        """Forget records beyond `tokens`."""
+        surplus = self._tokens - tokens
+        while surplus > 0:
+            cut = min(surplus, self._used[-1])
+            self._used[-1] -= cut
+            surplus -= cut
+            if self._used[-1] == 0:
+                for part in (self._blocks, self._masks, self._used):
+                    part.pop()  # type: ignore[attr-defined]
+        self._tokens = tokens
+
     def chunks(self, layer: int, start: int = 0, stop: int | None = None) -> Iterator[KVChunk]:
         """See `KVStore.chunks`."""
         stop = self._tokens if stop is None else min(stop, self._tokens)

@@ -1,0 +1,1 @@
+"""Meeting transformers: attaching to its models, windows, caches, loading and reading."""

@@ -366,7 +366,9 @@ class FocusCache(Cache):
             UnsupportedCallError: some of them are in memory already, or padding lies among them.
         """
         if tokens_to_remove > 0:
-            raise UnsupportedCallError(f"crop: {tokens_to_remove} given; write -{tokens_to_remove} to remove that many tokens.")
+            raise UnsupportedCallError(
+                f"crop: {tokens_to_remove} given; write -{tokens_to_remove} to remove that many tokens."
+            )
         count = -tokens_to_remove
         if count == 0:
             return
@@ -377,7 +379,9 @@ class FocusCache(Cache):
                 "local; the others have moved to memory and stay there."
             )
         if not self.valid[:, local - count :].all():
-            raise UnsupportedCallError("crop: padding lies among the last tokens; crop works on rows that end together.")
+            raise UnsupportedCallError(
+                "crop: padding lies among the last tokens; crop works on rows that end together."
+            )
         self.valid, self.stored = self.valid[:, : local - count], self.stored[:, : local - count]
         for layer in self.local_layers:
             layer.cut(count)
@@ -390,4 +394,3 @@ class FocusCache(Cache):
         self.seen = 0
         self.valid, self.stored = np.zeros((0, 0), dtype=bool), np.zeros((0, 0), dtype=bool)
         self._own = None
-

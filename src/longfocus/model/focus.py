@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
+from pathlib import Path
 
 import torch
 from transformers import PreTrainedModel
@@ -87,7 +88,7 @@ class Focus:
         """What a memory must agree with to be read by this model."""
         return MemoryGeometry(
             model=self.fingerprint,
-            model_name=str(getattr(self.model.config, "_name_or_path", "") or self.model.config.model_type),
+            model_name=Path(getattr(self.model.config, "_name_or_path", "") or self.model.config.model_type).name,
             model_dtype=str(self.model.dtype).removeprefix("torch."),
             layers=self.config.layers,
             kv_heads=self.anatomy.kv_heads,

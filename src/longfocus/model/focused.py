@@ -92,7 +92,9 @@ class FocusedModel:
             cache = self.new_cache(memory)
         elif memory is not None and memory is not cache.memory:
             if cache.seen:
-                raise UnsupportedCallError("forward: the cache already reads another memory; start a new cache for this one.")
+                raise UnsupportedCallError(
+                    "forward: the cache already reads another memory; start a new cache for this one."
+                )
             memory.geometry.check(self.focus.geometry, memory.label)
             cache.memory = memory
         if cache.rows not in (0, rows):
@@ -250,6 +252,19 @@ class FocusedModel:
         return output
 
 
+def read_window(model: FocusedModel, ids: Tensor, cache: FocusCache) -> None:
+    """Feed one window (1, n) and store it whole: reading into a memory, where no logits are wanted.
+
+    What ordinary layers keep of the window before is the config's `overlap`.
+    """
+    local = int(cache.local_tokens[0]) if cache.rows else 0
+    drop = max(0, local - model.focus.config.overlap)
+    block = _Block(np.arange(ids.shape[1])[None], drop=np.array([drop]), store=np.array([True]))
+    with torch.no_grad():
+        model._run(block, ids.to(model.focus.device), True, cache, alone=False, logits_wanted=1, kwargs={})
+    cache.seen += ids.shape[1]
+
+
 _NOT_GENERATED = {
     "assistant_model": "assisted generation takes tokens back, and a token that moved to memory stays there",
     "prompt_lookup_num_tokens": "assisted generation takes tokens back, and a token that moved to memory stays there",
@@ -284,7 +299,9 @@ class _Block:
     @property
     def is_plain(self) -> bool:
         """Every row takes the same consecutive columns."""
-        return bool((self.take == np.arange(self.take[0, 0], self.take[0, 0] + self.width)).all() and self.take[0, 0] >= 0)
+        return bool(
+            (self.take == np.arange(self.take[0, 0], self.take[0, 0] + self.width)).all() and self.take[0, 0] >= 0
+        )
 
 
 def _present(attention_mask: Tensor | None, rows: int, columns: int) -> np.ndarray:
@@ -331,7 +348,9 @@ def _assemble(found: list[tuple[_Block, int, Tensor]], kept: np.ndarray, rows: i
         parts = []
         for block, first, logits in found:
             wanted = kept[block.take[0, first:]]
-            parts.append(logits if wanted.all() else logits[:, torch.from_numpy(np.flatnonzero(wanted)).to(logits.device)])
+            parts.append(
+                logits if wanted.all() else logits[:, torch.from_numpy(np.flatnonzero(wanted)).to(logits.device)]
+            )
         if sum(part.shape[1] for part in parts) == total:
             return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
     like = found[0][2] if found else None

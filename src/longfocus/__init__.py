@@ -1,0 +1,75 @@
+"""Longfocus: a far longer context for pretrained decoder models, by the Focused Transformer method.
+
+    model = longfocus.load("default")                      # or longfocus.attach(your_model, FocusConfig(...))
+    memory = longfocus.Memory(model, tokenizer)
+    longfocus.Reader(model, tokenizer, memory).read(source)
+    model.generate(ids, memory=memory)
+
+Names are resolved when they are first used, so that `import longfocus` and `longfocus --help` load no torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from longfocus.analysis.attribution import Passage as Passage
+    from longfocus.attention import attend as attend
+    from longfocus.attention import merge as merge
+    from longfocus.config import FocusConfig as FocusConfig
+    from longfocus.data.documents import Source as Source
+    from longfocus.data.documents import find_sources as find_sources
+    from longfocus.errors import LongfocusError as LongfocusError
+    from longfocus.memory.memory import Memory as Memory
+    from longfocus.model.answering import Answer as Answer
+    from longfocus.model.answering import Conversation as Conversation
+    from longfocus.model.answering import Sampling as Sampling
+    from longfocus.model.attach import attach as attach
+    from longfocus.model.attach import detach as detach
+    from longfocus.model.cache import FocusCache as FocusCache
+    from longfocus.model.load import load as load
+    from longfocus.model.load import load_tokenizer as load_tokenizer
+    from longfocus.model.reading import Reader as Reader
+    from longfocus.model.reading import read_ids as read_ids
+
+_PUBLIC = {
+    "Answer": "longfocus.model.answering",
+    "Conversation": "longfocus.model.answering",
+    "FocusCache": "longfocus.model.cache",
+    "FocusConfig": "longfocus.config",
+    "LongfocusError": "longfocus.errors",
+    "Memory": "longfocus.memory.memory",
+    "Passage": "longfocus.analysis.attribution",
+    "Reader": "longfocus.model.reading",
+    "Sampling": "longfocus.model.answering",
+    "Source": "longfocus.data.documents",
+    "attach": "longfocus.model.attach",
+    "attend": "longfocus.attention",
+    "detach": "longfocus.model.attach",
+    "find_sources": "longfocus.data.documents",
+    "load": "longfocus.model.load",
+    "load_tokenizer": "longfocus.model.load",
+    "merge": "longfocus.attention",
+    "read_ids": "longfocus.model.reading",
+}
+
+__all__ = sorted(_PUBLIC)  # noqa: PLE0605
+
+try:
+    __version__ = version("longfocus")
+except PackageNotFoundError:  # a source tree that was never installed
+    __version__ = "0.0.0"
+
+
+def __getattr__(name: str) -> Any:
+    if name in _PUBLIC:
+        value = getattr(import_module(_PUBLIC[name]), name)
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module 'longfocus' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_PUBLIC])

@@ -1,0 +1,100 @@
+"""`longfocus ask`: one question to texts or to a saved memory, with the passages that the answer drew on."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import Annotated
+
+import typer
+
+from longfocus.commands import common
+
+EPILOG = """Examples:
+
+  longfocus ask book.txt "Who is the narrator?"
+
+  longfocus ask src/ README.md "How is the cache invalidated?" --sources 3
+
+  longfocus ask project.memory "Where are retries configured?" --json
+
+  git log -p | longfocus ask - "When was the parser rewritten?"
+"""
+
+
+def ask(
+    arguments: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="PATH… QUESTION",
+            help="Files, folders, saved memories or - for standard input; the question comes last.",
+        ),
+    ],
+    model: common.Model = None,
+    sources: Annotated[
+        int, typer.Option("--sources", "-s", metavar="N", min=0, help="Passages to show under the answer.")
+    ] = 5,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")] = False,
+    max_new_tokens: common.MaxNewTokens = 200,
+    temperature: common.Temperature = 0.0,
+    top_p: common.TopP = 1.0,
+    seed: common.Seed = 0,
+    retrieval: common.RetrievalOption = None,
+    k: common.K = None,
+    memory_layers: common.Layers = None,
+    window: common.Window = None,
+    overlap: common.Overlap = None,
+    memory_dtype: common.MemoryDtype = None,
+    read_span: common.ReadSpan = None,
+    encoding: common.Encoding = None,
+    threads: common.Threads = None,
+) -> None:
+    """Answer a question from texts of any length.
+
+    A saved memory (see remember) is opened and asked without reading anything again.
+    """
+    if len(arguments) < 2:
+        raise typer.BadParameter("give at least one path and, last, the question.", param_hint="PATH… QUESTION")
+    *paths, question = arguments
+    if not question.strip():
+        raise typer.BadParameter("the question is empty.", param_hint="QUESTION")
+    options = common.focus_options(
+        retrieval=retrieval,
+        k=k,
+        memory_layers=memory_layers,
+        window=window,
+        overlap=overlap,
+        memory_dtype=memory_dtype,
+        read_span=read_span,
+    )
+    focused, tokenizer, memory = common.open_for_answers(paths, model, options, threads, encoding)
+    from longfocus.model.answering import Conversation, Sampling
+
+    talk = Conversation(focused, tokenizer, memory, Sampling(max_new_tokens, temperature, top_p, seed))
+    begun = time.monotonic()
+    if as_json:
+        answer = talk.ask(question, sources=sources)
+        result = {
+            "question": question,
+            "answer": answer.text,
+            "tokens": answer.tokens,
+            "stopped": answer.stopped,
+            "seconds": round(time.monotonic() - begun, 3),
+            "model": memory.geometry.model_name,
+            "memory": {"documents": len(memory.documents), "tokens": memory.tokens, "bytes": memory.nbytes},
+            "memory_mass": round(answer.memory_mass, 6),
+            "sources": [passage.to_dict() for passage in answer.sources],
+        }
+        print(json.dumps(result, ensure_ascii=False))
+        return
+
+    def emit(text: str) -> None:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+    answer = talk.ask(question, sources=sources, emit=emit)
+    print()
+    common.print_sources(answer.sources)
+    if answer.stopped == "interrupt":
+        raise KeyboardInterrupt

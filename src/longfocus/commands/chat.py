@@ -1,0 +1,83 @@
+"""`longfocus chat`: a conversation over texts or a saved memory."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from longfocus.commands import common
+from longfocus.errors import PromptTooLongError
+
+EPILOG = """Examples:
+
+  longfocus chat project.memory
+
+  longfocus chat book.txt --sources 2 --temperature 0.7
+
+In the conversation: /sources shows the passages behind the last answer, /new starts over, /quit (or Ctrl-D) ends it.
+"""
+
+
+def chat(
+    paths: Annotated[list[str], typer.Argument(metavar="PATH…", help="A saved memory, or files and folders.")],
+    model: common.Model = None,
+    sources: Annotated[
+        int, typer.Option("--sources", "-s", metavar="N", min=0, help="Passages to show under each answer.")
+    ] = 0,
+    max_new_tokens: common.MaxNewTokens = 200,
+    temperature: common.Temperature = 0.0,
+    top_p: common.TopP = 1.0,
+    seed: common.Seed = 0,
+    retrieval: common.RetrievalOption = None,
+    k: common.K = None,
+    encoding: common.Encoding = None,
+    threads: common.Threads = None,
+) -> None:
+    """Talk about texts of any length; every question sees the ones before.
+
+    Nothing of the conversation is written to the memory.
+    """
+    options = common.focus_options(retrieval=retrieval, k=k)
+    focused, tokenizer, memory = common.open_for_answers(paths, model, options, threads, encoding)
+    from longfocus.model.answering import Answer, Conversation, Sampling
+
+    sampling = Sampling(max_new_tokens, temperature, top_p, seed)
+    talk = Conversation(focused, tokenizer, memory, sampling)
+    last: Answer | None = None
+    common.note(f"{len(memory.documents)} documents, {memory.tokens:,} tokens. /sources, /new, /quit")
+    while True:
+        try:
+            question = input("> " if sys.stdin.isatty() else "").strip()
+        except (EOFError, KeyboardInterrupt):
+            print()
+            return
+        if not question:
+            continue
+        if question == "/quit":
+            return
+        if question == "/new":
+            talk = Conversation(focused, tokenizer, memory, sampling)
+            continue
+        if question == "/sources":
+            common.print_sources(last.sources if last is not None else [])
+            continue
+        if question.startswith("/"):
+            common.note(f"{question} is not a command; there are /sources, /new and /quit.")
+            continue
+
+        def emit(text: str) -> None:
+            sys.stdout.write(text)
+            sys.stdout.flush()
+
+        try:
+            last = talk.ask(question, sources=max(sources, 5), emit=emit)
+        except PromptTooLongError as error:
+            common.note(str(error))
+            continue
+        print()
+        if last.stopped == "interrupt":
+            common.note("Stopped; the conversation starts over.")
+        elif sources:
+            common.print_sources(last.sources[:sources])

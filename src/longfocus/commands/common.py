@@ -1,0 +1,215 @@
+"""What the commands share: option declarations, loading a model quietly, reading with a progress bar."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from longfocus.errors import ConfigError
+
+if TYPE_CHECKING:
+    from longfocus.data.documents import Source
+    from longfocus.memory.memory import Memory
+    from longfocus.model.reading import Reader
+
+Model = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        "-m",
+        metavar="PATH|ID",
+        help="Model folder or hub id. Default: the one that made the memory, else the model that comes along.",
+    ),
+]
+Layers = Annotated[
+    str | None,
+    typer.Option("--memory-layers", metavar="N,N,…", help="Layers that see the memory, for instance 8,16,24."),
+]
+Window = Annotated[int | None, typer.Option("--window", metavar="TOKENS", help="Local window.")]
+Overlap = Annotated[
+    int | None,
+    typer.Option(
+        "--overlap", metavar="TOKENS", help="Tokens of the last window that ordinary layers keep while reading."
+    ),
+]
+MemoryDtype = Annotated[
+    str | None,
+    typer.Option(
+        "--memory-dtype",
+        metavar="DTYPE",
+        help="How keys and values are stored: float32, float16 or bfloat16.  [default: float16]",
+    ),
+]
+ReadSpan = Annotated[
+    int | None,
+    typer.Option(
+        "--read-span",
+        metavar="TOKENS",
+        help="While reading, look back at most this far into the document's memory; 0 for none, -1 for all.  [default: 8192]",
+    ),
+]
+RetrievalOption = Annotated[
+    str | None,
+    typer.Option(
+        "--retrieval",
+        metavar="HOW",
+        help="dense: attend to all of the memory; exact: each query takes its k best keys.",
+    ),
+]
+K = Annotated[int | None, typer.Option("--k", metavar="N", help="Keys per query and head for --retrieval exact.")]
+Threads = Annotated[int | None, typer.Option("--threads", metavar="N", help="CPU threads. Default: all cores.")]
+Encoding = Annotated[
+    str | None,
+    typer.Option("--encoding", metavar="NAME", help="Encoding of the texts. Default: by byte-order mark, else UTF-8."),
+]
+MaxNewTokens = Annotated[int, typer.Option("--max-new-tokens", metavar="N", min=1, help="Longest answer.")]
+Temperature = Annotated[
+    float, typer.Option("--temperature", metavar="T", min=0.0, help="0: always the likeliest token.")
+]
+TopP = Annotated[
+    float,
+    typer.Option(
+        "--top-p", metavar="P", min=0.0, max=1.0, help="Sample from the likeliest tokens of this total probability."
+    ),
+]
+Seed = Annotated[int, typer.Option("--seed", metavar="N", help="Seed for sampling.")]
+
+CLI_DEFAULTS = {"memory_dtype": "float16", "read_span": 8192}
+"""Half the space of float32, and reading whose cost per token does not grow with the text; see benchmarks/inference.py."""
+
+
+def note(text: str) -> None:
+    """A line for the person, on standard error."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def focus_options(**given: Any) -> dict[str, Any]:
+    """Options that were given on the command line, as FocusConfig fields.
+
+    Raises:
+        ConfigError: the layer list is not a list of numbers.
+    """
+    options = {name: value for name, value in given.items() if value is not None}
+    layers = options.get("memory_layers")
+    if layers is not None:
+        try:
+            options["memory_layers"] = [int(part) for part in layers.split(",")]
+        except ValueError:
+            raise ConfigError(f"--memory-layers: {layers!r} given, expected numbers such as 8,16,24.") from None
+    if options.get("read_span") == -1:
+        options["read_span"] = None
+    return options
+
+
+def load_model(source: str, options: dict[str, Any], threads: int | None) -> tuple[Any, Any]:
+    """(model, tokenizer), without the chatter of the libraries."""
+    import torch
+    import transformers
+
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    if threads is not None:
+        if threads < 1:
+            raise ConfigError(f"--threads: {threads} given, expected 1 or more.")
+        torch.set_num_threads(threads)
+    from longfocus.model.load import load, load_tokenizer
+
+    model = load(source, announce=note, **options)
+    return model, load_tokenizer(source)
+
+
+def read_all(reader: Reader, sources: Sequence[Source]) -> None:
+    """Read sources with a progress bar: tokens, tokens per second, time left."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    total = sum(source.size_bytes or 0 for source in sources)
+    done_bytes = tokens = 0
+    begun = time.monotonic()
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.fields[tokens]:,} tokens  {task.fields[rate]:,.0f} tokens/s"),
+        TimeRemainingColumn(compact=True),
+    )
+    with Progress(*columns, console=console, disable=not console.is_terminal, transient=False) as bar:
+        task = bar.add_task("Reading", total=total or None, tokens=0, rate=0.0)
+        for source in sources:
+
+            def step(progress: Any, base: int = done_bytes, name: str = source.name) -> None:
+                nonlocal tokens
+                tokens += progress.tokens
+                bar.update(
+                    task,
+                    completed=base + progress.source_bytes,
+                    description=_short(name),
+                    tokens=tokens,
+                    rate=tokens / max(1e-9, time.monotonic() - begun),
+                )
+
+            reader.read(source, step)
+            done_bytes += source.size_bytes or 0
+            bar.update(task, completed=done_bytes)
+        bar.update(task, description=f"Read {len(sources)} document" + "s" * (len(sources) != 1))
+    if not console.is_terminal:
+        seconds = max(1e-9, time.monotonic() - begun)
+        note(f"Read {len(sources)} documents: {tokens:,} tokens in {seconds:.1f} s ({tokens / seconds:,.0f} tokens/s).")
+
+
+def report_skipped(skipped: Sequence[tuple[str, str]], limit: int = 5) -> None:
+    """Say which files of folders were left out."""
+    for name, reason in skipped[:limit]:
+        note(f"Skipped {name}: {reason}.")
+    if len(skipped) > limit:
+        note(f"Skipped {len(skipped) - limit} more files.")
+
+
+def open_for_answers(
+    paths: Sequence[str], model_name: str | None, options: dict[str, Any], threads: int | None, encoding: str | None
+) -> tuple[Any, Any, Memory]:
+    """Model, tokenizer and memory for one saved memory, or for texts (and memories) read into RAM."""
+    from longfocus.data.documents import find_sources
+    from longfocus.memory.memory import Memory
+    from longfocus.memory.ondisk import is_memory
+    from longfocus.model.reading import Reader
+
+    saved = [Memory.open(path) for path in paths if is_memory(Path(path))]
+    texts = [path for path in paths if not is_memory(Path(path))]
+    found = find_sources(texts, encoding=encoding) if texts else None
+    defaults: dict[str, Any] = dict(CLI_DEFAULTS)
+    name = model_name or "default"
+    if saved:
+        defaults = saved[0].focus_options
+        name = model_name or saved[0].model_source or "default"
+    model, tokenizer = load_model(name, {**defaults, **options}, threads)
+    for memory in saved:
+        Reader(model, tokenizer, memory)  # checks that the model made it
+    if len(saved) == 1 and found is None:
+        return model, tokenizer, saved[0]
+    joined = Memory.merge(saved, model, tokenizer)
+    if found is not None:
+        report_skipped(found.skipped)
+        read_all(Reader(model, tokenizer, joined), found.sources)
+    return model, tokenizer, joined
+
+
+def print_sources(sources: Sequence[Any], out: Any = None) -> None:
+    """The passages under an answer."""
+    out = out or sys.stdout
+    if not sources:
+        return
+    print("\nSources, by attention mass:", file=out)
+    for number, passage in enumerate(sources, 1):
+        print(f"[{number}] {passage.place}  {100 * passage.mass:.2f}%", file=out)
+        for line in passage.text.splitlines()[:8]:
+            print(f"    {line}", file=out)
+
+
+def _short(name: str, width: int = 32) -> str:
+    return name if len(name) <= width else "…" + name[1 - width :]

@@ -1,0 +1,63 @@
+"""`longfocus info`: what a saved memory holds and what made it. Loads no model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+EPILOG = """Examples:
+
+  longfocus info project.memory
+
+  longfocus info project.memory --json
+
+  longfocus info project.memory --verify
+"""
+
+
+def info(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A saved memory.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")] = False,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Compare every byte with its checksum, however large the memory.")
+    ] = False,
+) -> None:
+    """Say what is inside a memory: documents, tokens, bytes, model, layers."""
+    from longfocus.memory.memory import Memory
+
+    with Memory.open(folder) as memory:
+        if verify:
+            memory.verify()
+        geometry = memory.geometry
+        if as_json:
+            data = {
+                "documents": [document.to_dict() for document in memory.documents],
+                "tokens": memory.tokens,
+                "bytes": memory.nbytes,
+                "bytes_per_token": geometry.bytes_per_token,
+                "model_source": memory.model_source,
+                "options": memory.focus_options,
+                **geometry.to_dict(),
+            }
+            print(json.dumps(data, ensure_ascii=False))
+            return
+        print(f"Memory       {folder}")
+        print(f"Documents    {len(memory.documents)}")
+        print(f"Tokens       {memory.tokens:,}")
+        print(
+            f"Bytes        {memory.nbytes:,} of keys and values ({geometry.bytes_per_token:,} a token, {geometry.dtype})"
+        )
+        print(f"Model        {geometry.model_name} ({geometry.model[:8]}), from {memory.model_source or 'unknown'}")
+        print(f"Layers       {', '.join(map(str, geometry.layers))}")
+        print(
+            f"Window       {geometry.window} tokens, overlap {geometry.overlap}, memory keys {geometry.memory_positions}"
+        )
+        print()
+        for document in memory.documents:
+            state = "" if document.complete else "  (incomplete: reading was interrupted)"
+            print(f"{document.tokens:>10,}  {document.name}{state}")
+        if verify:
+            print("\nEvery checksum is right.")

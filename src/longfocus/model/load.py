@@ -1,0 +1,108 @@
+"""Loading: the default model, a local checkpoint, a hub id, or a released LongLLaMA, attached and ready."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from longfocus.config import FocusConfig
+from longfocus.errors import ModelNotFoundError
+from longfocus.model import longllama
+from longfocus.model.attach import attach
+from longfocus.model.default_model import NAME as DEFAULT
+from longfocus.model.default_model import default_model_path
+
+
+def load(
+    path_or_id: str | Path = DEFAULT,
+    config: FocusConfig | None = None,
+    *,
+    dtype: torch.dtype | str | None = None,
+    device: torch.device | str | None = None,
+    announce: Any = None,
+    **options: Any,
+) -> Any:
+    """Load a causal language model and give it memory layers.
+
+    Args:
+        path_or_id: a folder, a hub id, or "default" for the model that comes along.
+        config: options; None: those stored in the checkpoint, else the defaults. `options` are the same as
+            keywords and change single fields.
+        dtype: of the weights; default as stored (float32 for the default model).
+        device: where to put the model; default CPU.
+        announce: called with a line of text before something slow.
+
+    Returns:
+        The model, in evaluation mode, attached (see `attach`).
+
+    Raises:
+        ModelNotFoundError: nothing there.
+        UnsupportedModelError, ConfigError: as `attach`.
+    """
+    from transformers import AutoModelForCausalLM, LlamaForCausalLM
+
+    path = resolve(path_or_id, announce)
+    raw = _raw_config(path)
+    arguments: dict[str, Any] = {} if dtype is None else {"dtype": dtype}
+    model: Any
+    stored: FocusConfig | None = None
+    try:
+        if longllama.is_longllama(raw):
+            llama, stored = longllama.read_config(raw)
+            model = LlamaForCausalLM.from_pretrained(path, config=llama, **arguments)
+        else:
+            model = AutoModelForCausalLM.from_pretrained(path, **arguments)
+            kept = getattr(model.config, "longfocus", None)
+            stored = FocusConfig.from_dict(kept) if kept else None
+    except OSError as error:
+        raise ModelNotFoundError(f"No usable model in {path_or_id}: {_first_line(error)}") from error
+    if device is not None:
+        model = model.to(device)
+    chosen = config or stored or FocusConfig()
+    if options:
+        chosen = FocusConfig.from_dict({**chosen.to_dict(), **options})
+    return attach(model.eval(), chosen)
+
+
+def load_tokenizer(path_or_id: str | Path = DEFAULT) -> Any:
+    """The tokenizer that belongs to a model; arguments and errors as `load`."""
+    from transformers import AutoTokenizer
+
+    path = resolve(path_or_id, None)
+    try:
+        return AutoTokenizer.from_pretrained(path)
+    except (OSError, ValueError) as error:
+        raise ModelNotFoundError(f"No usable tokenizer in {path_or_id}: {_first_line(error)}") from error
+
+
+def resolve(path_or_id: str | Path, announce: Any = None) -> str:
+    """What `from_pretrained` is given: the default model's folder, a local folder, or the hub id."""
+    if str(path_or_id) == DEFAULT:
+        return str(default_model_path(announce))
+    path = Path(path_or_id)
+    if path.is_dir():
+        return str(path)
+    text = str(path_or_id)
+    if path.exists() or text.startswith((".", "/", "~")) or text.count("/") > 1:
+        raise ModelNotFoundError(
+            f"{text} is not a folder with a model; give a folder, a hub id such as org/name, or 'default'."
+        )
+    return text
+
+
+def _raw_config(path: str) -> dict[str, Any]:
+    from transformers import PretrainedConfig
+
+    try:
+        raw, _ = PretrainedConfig.get_config_dict(path)
+    except OSError as error:
+        raise ModelNotFoundError(f"No model at {path}: {_first_line(error)}") from error
+    if not raw:
+        raise ModelNotFoundError(f"{path} holds no config.json; it is not a model.")
+    return dict(raw)
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

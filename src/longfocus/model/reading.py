@@ -1,0 +1,173 @@
+"""Reading documents into a memory, window by window.
+
+Each document is encoded by itself: its windows consult the memory of that document only (the paper's
+single-document setting), so that the order of documents does not matter, memories can be merged, and one
+document costs the same in a large memory as in a small one. Each window is committed before the next begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from longfocus.data.documents import Source
+from longfocus.data.tokens import leading_ids, stream_tokens
+from longfocus.memory.documents import TOKEN_DTYPE, Document
+from longfocus.memory.memory import Memory
+from longfocus.model.cache import FocusCache
+from longfocus.model.focused import FocusedModel, read_window
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where reading stands, after a window."""
+
+    document: Document
+    tokens: int
+    """Tokens of this window."""
+    source_bytes: int
+    """Bytes of the source that were read so far."""
+
+
+class Reader:
+    """Reads sources into a memory with one model and tokenizer."""
+
+    def __init__(self, model: FocusedModel, tokenizer: Any, memory: Memory) -> None:
+        """
+        Raises:
+            MemoryMismatchError: the memory was made by another model or with other options.
+        """
+        memory.geometry.check(model.focus.geometry, memory.label)
+        self.model, self.tokenizer, self.memory = model, tokenizer, memory
+
+    def read(self, source: Source, progress: Callable[[Progress], None] | None = None) -> Document:
+        """Read a source to its end, committing each window.
+
+        A document whose reading was interrupted goes on where it stopped, if its text still begins the same.
+
+        Raises:
+            InputError: the source cannot be read as text.
+            MemoryWriteError: the disk refused; windows committed before are intact.
+        """
+        memory = self.memory
+        document = self._interrupted(source)
+        skip = document.tokens if document is not None else 0
+        if document is None:
+            document = memory.begin_document(source.name, **source.fields)
+        config = self.model.focus.config
+        cache = FocusCache(self.model.focus, own=memory.store, document_start=document.start)
+        read_bytes = 0
+
+        def blocks() -> Iterator[str]:
+            nonlocal read_bytes
+            for read_bytes, block in source.blocks():
+                yield block
+
+        pieces = _with_leading(leading_ids(self.tokenizer), stream_tokens(self.tokenizer, blocks()))
+        room = config.window_tokens
+        try:
+            for rows, text in _windows(pieces, room, room - config.overlap):
+                if skip:
+                    skip -= len(rows)  # in the memory already: whole windows, as they were committed
+                    continue
+                ids = torch.from_numpy(rows["id"].astype(np.int64)).unsqueeze(0)
+                read_window(self.model, ids, cache)
+                document = memory.commit_window(document, rows, text.encode("utf-8"), len(text))
+                if progress is not None:
+                    progress(Progress(document, len(rows), read_bytes))
+            pages = tuple(source.pages) or None
+            return memory.commit_window(document, np.zeros(0, TOKEN_DTYPE), b"", 0, pages=pages, complete=True)
+        except BaseException:
+            memory.rollback()
+            if source.pages and document.tokens:
+                memory.commit_window(document, np.zeros(0, TOKEN_DTYPE), b"", 0, pages=tuple(source.pages))
+            raise
+
+    def is_remembered(self, source: Source) -> bool:
+        """Whether the memory holds this very file, whole and unchanged (same path, size and time of change)."""
+        fields = source.fields
+        if "path" not in fields:
+            return False
+        keys = ("path", "source_bytes", "source_mtime_ns")
+        return any(
+            document.complete and all(getattr(document, key) == fields[key] for key in keys)
+            for document in self.memory.documents
+        )
+
+    def _interrupted(self, source: Source) -> Document | None:
+        """The memory's last document, if it is the beginning of this source and can be continued."""
+        documents = self.memory.documents
+        if not documents or self.model.focus.config.overlap:
+            return None
+        last = documents[-1]
+        path = source.fields.get("path")
+        window = self.model.focus.config.window_tokens
+        if last.complete or path is None or last.path != path or last.tokens == 0 or last.tokens % window:
+            return None
+        known = self.memory.token_ids(last.start, last.stop)
+        at = 0
+        blocks = (block for _, block in source.blocks())
+        for rows, _ in _with_leading(leading_ids(self.tokenizer), stream_tokens(self.tokenizer, blocks)):
+            take = min(len(rows), len(known) - at)
+            if (rows["id"][:take] != known[at : at + take]).any():
+                return None
+            at += take
+            if at == len(known):
+                return last
+        return None
+
+
+def read_ids(model: FocusedModel, ids: Sequence[int] | torch.Tensor, memory: Memory, name: str = "tokens") -> Document:
+    """Read one text that is given as token ids; nothing is added to them, and sources have no text.
+
+    Args:
+        ids: int (N,) or (1, N).
+    """
+    memory.geometry.check(model.focus.geometry, memory.label)
+    tokens = torch.as_tensor(ids).reshape(-1)
+    document = memory.begin_document(name, kind="ids")
+    config = model.focus.config
+    cache = FocusCache(model.focus, own=memory.store, document_start=document.start)
+    at, room = 0, config.window_tokens
+    try:
+        while at < len(tokens):
+            part = tokens[at : at + room]
+            read_window(model, part.unsqueeze(0), cache)
+            rows = np.zeros(len(part), dtype=TOKEN_DTYPE)
+            rows["id"] = part.cpu().numpy()
+            document = memory.commit_window(document, rows, b"", 0)
+            at, room = at + len(part), config.window_tokens - config.overlap
+        return memory.commit_window(document, np.zeros(0, TOKEN_DTYPE), b"", 0, complete=True)
+    except BaseException:
+        memory.rollback()
+        raise
+
+
+def _with_leading(leading: list[int], pieces: Iterator[Any]) -> Iterator[tuple[np.ndarray, str]]:
+    first = True
+    for piece in pieces:
+        rows = piece.rows
+        if first and leading:
+            head = np.zeros(len(leading), dtype=TOKEN_DTYPE)
+            head["id"] = leading
+            rows = np.concatenate((head, rows))
+        first = False
+        yield rows, piece.text
+
+
+def _windows(pieces: Iterator[tuple[np.ndarray, str]], first: int, unit: int) -> Iterator[tuple[np.ndarray, str]]:
+    """Cut the stream into windows of `first` and then `unit` tokens, each with the text up to the next."""
+    rows, text, base = np.zeros(0, dtype=TOKEN_DTYPE), "", 0  # `base`: characters before `text`
+    size = first
+    for new, new_text in pieces:
+        rows, text = np.concatenate((rows, new)), text + new_text
+        while len(rows) > size:  # one more token than a window, so that its end in the text is known
+            end = int(rows["char"][size]) - base
+            yield rows[:size], text[:end]
+            rows, text, base, size = rows[size:], text[end:], base + end, unit
+    if len(rows) or text:
+        yield rows, text

@@ -1,0 +1,29 @@
+"""What every test may count on: quiet threads, no network, two torch threads, one seed.
+
+The environment is set before torch is imported, since its thread pool reads it once (DESIGN, section 8).
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
+os.environ["GOMP_SPINCOUNT"] = "0"
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+import pytest
+import torch
+import transformers
+from hypothesis import settings
+
+torch.set_num_threads(2)
+transformers.utils.logging.disable_progress_bar()
+
+# Examples are the same in every run; a neighbour on the machine must not fail a test by slowness.
+settings.register_profile("longfocus", derandomize=True, deadline=None, database=None)
+settings.load_profile("longfocus")
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
