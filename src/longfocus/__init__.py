@@ -55,7 +55,7 @@ _PUBLIC = {
     "read_ids": "longfocus.model.reading",
 }
 
-__all__ = sorted(_PUBLIC)  # noqa: PLE0605
+__all__ = sorted(_PUBLIC)
 
 try:
     __version__ = version("longfocus")

@@ -64,7 +64,7 @@ class _Attend(torch.autograd.Function):
         """With p = exp(s - lse): ds = p * (dout . v - dout . out + dlse), then the usual products."""
         query, key, value, mask, out, lse = ctx.saved_tensors
         grad_out, grad_lse = grads
-        rows, query_heads, queries, head_dim = query.shape
+        rows, query_heads, queries, _ = query.shape
         key_heads, keys = key.shape[1], key.shape[2]
         groups = query_heads // key_heads
         wide = torch.promote_types(query.dtype, torch.float32)

@@ -61,6 +61,9 @@ class DiskBackend:
         self.folder = folder
         self.label = f"The memory in {folder}"
         self.writable = writable
+        self._files: dict[Path, int] = {}
+        self._crc: dict[str, int] = {}  # running checksums of what was written since the last commit, by file kind
+        self._pending_text = 0  # bytes of text since the last commit
         self._lock = _take_lock(folder) if writable else None
         try:
             manifest = _read_manifest(folder)
@@ -208,8 +211,6 @@ class DiskBackend:
         self._write(self._text_file, self.text_bytes + self._pending_text, data)
         self._pending_text += len(data)
 
-    _pending_text = 0
-
     def _write(self, path: Path, offset: int, data: bytes | memoryview) -> None:
         self._require_writer()
         try:
@@ -234,7 +235,7 @@ class DiskBackend:
     def commit(self, documents: Sequence[Document]) -> None:
         """Make everything appended since the last commit durable, with these new or changed documents."""
         self._require_writer()
-        entry = {
+        entry: dict[str, Any] = {
             "generation": self.generation,
             "tokens": self.store.tokens,
             "text_bytes": self.text_bytes + self._pending_text,
@@ -301,14 +302,6 @@ class DiskBackend:
         with self._text_file.open("rb") as file:
             file.seek(start)
             return file.read(stop - start)
-
-    @property
-    def _files(self) -> dict[Path, int]:
-        return self.__dict__.setdefault("_open_files", {})
-
-    @property
-    def _crc(self) -> dict[str, int]:
-        return self.__dict__.setdefault("_running_crc", {})
 
     def _close_files(self) -> None:
         for file in self._files.values():

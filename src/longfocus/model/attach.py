@@ -60,7 +60,7 @@ def attach(model: Any, config: FocusConfig | None = None, **options: Any) -> Any
         for layer in focus.config.layers
     ]
     any_model = cast(Any, model)
-    any_model.__class__ = _focused_class(type(model))
+    any_model.__class__ = _focused_class(cast(Any, type(model)))
     any_model.focus = focus
     any_model._longfocus_undo = (previous, hooks)
     setattr(model.config, CONFIG_KEY, focus.config.to_dict())

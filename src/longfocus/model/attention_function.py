@@ -62,7 +62,8 @@ class WindowPass:
     def _mask(self, sliding_window: int | None, memory_layer: bool) -> Tensor | None:
         allowed_columns = self.unstored if memory_layer and self.unstored is not None else self.valid
         queries, columns = self.query_positions.shape[1], self.key_positions.shape[1]
-        slides = sliding_window is not None and columns > sliding_window
+        span = columns if sliding_window is None else sliding_window
+        slides = columns > span
         if queries == 1 and allowed_columns is None and not slides:
             return None
         device = self.query_positions.device
@@ -71,7 +72,7 @@ class WindowPass:
         mask = (column <= row)[None, None]
         if slides:
             distance = self.query_positions[:, :, None] - self.key_positions[:, None, :]
-            mask = mask & (distance < sliding_window)[:, None]
+            mask = mask & (distance < span)[:, None]
         if allowed_columns is not None:
             mask = mask & allowed_columns[:, None, None, :]
             if not memory_layer:

@@ -39,6 +39,8 @@ class LocalLayer(CacheLayerMixin):
 
     def __init__(self, owner: FocusCache, room: int) -> None:
         super().__init__()
+        self.keys: Tensor | None = None
+        self.values: Tensor | None = None
         self.owner = owner
         self.room = room
         self._buffers: tuple[Tensor, Tensor] | None = None
@@ -71,8 +73,9 @@ class LocalLayer(CacheLayerMixin):
         assert self._buffers is not None
         for buffer, new in zip(self._buffers, (key_states, value_states), strict=True):
             buffer[:, :, start:stop] = new
-        self.keys, self.values = (buffer[:, :, self._begin : stop] for buffer in self._buffers)
-        return self.keys, self.values
+        keys, values = (buffer[:, :, self._begin : stop] for buffer in self._buffers)
+        self.keys, self.values = keys, values
+        return keys, values
 
     def _writable(self, stop: int) -> bool:
         if self._buffers is None or stop > self._buffers[0].shape[2]:

@@ -81,7 +81,7 @@ class FocusedModel:
         return_dict = kwargs.pop("return_dict", None)
         loss_kwargs = {k: kwargs.pop(k) for k in ("num_items_in_batch",) if k in kwargs}
         old_cache = kwargs.pop("past_key_values", None)
-        cache = cast("FocusCache | None", self._check_call(cache if cache is not None else old_cache, kwargs))
+        cache = self._check_call(cache if cache is not None else old_cache, kwargs)
         if (input_ids is None) == (inputs_embeds is None):
             raise UnsupportedCallError("forward: give input_ids or inputs_embeds, one of them.")
         source = cast(Tensor, input_ids if input_ids is not None else inputs_embeds)

@@ -64,7 +64,8 @@ class Reader:
 
         def blocks() -> Iterator[str]:
             nonlocal read_bytes
-            for read_bytes, block in source.blocks():
+            for done, block in source.blocks():
+                read_bytes = done
                 yield block
 
         pieces = _with_leading(leading_ids(self.tokenizer), stream_tokens(self.tokenizer, blocks()))
