@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from longfocus.config import FocusConfig
 from longfocus.model.attach import attach
@@ -53,10 +55,13 @@ def planned(model: Any, *feeds: int, last_window: int | None = None) -> list[Win
 
 def by_force(name: str, ids: Tensor, windows: list[Window], **options: Any) -> Tensor:
     """Brute-force logits (N, vocabulary) of one text under the plain model `name`, float64."""
-    layers = options.pop("memory_layers", MEMORY_LAYERS)
-    changes = options.pop("changes", {})
     with torch.no_grad():
-        return focused_logits(tiny(name, dtype=torch.float64, **changes), ids, windows, memory_layers=layers, **options)
+        return focused_logits(_plain(name), ids, windows, **{"memory_layers": MEMORY_LAYERS, **options})
+
+
+@cache
+def _plain(name: str) -> PreTrainedModel:
+    return tiny(name, dtype=torch.float64)
 
 
 def feed(model: Any, ids: Tensor, *feeds: int, cache: Any = None) -> Tensor:

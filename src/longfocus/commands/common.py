@@ -189,7 +189,7 @@ def open_for_answers(
         name = model_name or saved[0].model_source or "default"
     model, tokenizer = load_model(name, {**defaults, **options}, threads)
     for memory in saved:
-        Reader(model, tokenizer, memory)  # checks that the model made it
+        memory.check(model, tokenizer)
     if len(saved) == 1 and found is None:
         return model, tokenizer, saved[0]
     joined = Memory.merge(saved, model, tokenizer)

@@ -40,7 +40,7 @@ def remember(
     """Read texts into a memory on disk."""
     from longfocus.data.documents import find_sources
     from longfocus.memory.memory import Memory
-    from longfocus.memory.ondisk import is_memory
+    from longfocus.memory.ondisk import foreign_entries, is_memory
 
     found = find_sources(paths, encoding=encoding)
     options = common.focus_options(
@@ -53,7 +53,7 @@ def remember(
         with Memory.open(into) as present:
             defaults = present.focus_options
             name = model or present.model_source or "default"
-    elif into.exists() and (not into.is_dir() or any(entry.name != "lock" for entry in into.iterdir())):
+    elif into.exists() and (not into.is_dir() or foreign_entries(into)):
         raise LongfocusError(f"{into} exists and is not a memory; choose a new folder.")
     focused, tokenizer = common.load_model(name, {**defaults, **options}, threads)
     source_name = name if name == "default" or not Path(name).exists() else str(Path(name).absolute())
@@ -76,9 +76,10 @@ def remember(
         try:
             common.read_all(reader, [source for source in found.sources if source not in known])
         except KeyboardInterrupt:
+            again = "goes on from here" if not focused.focus.config.overlap else "reads the unfinished document again"
             common.note(
                 f"Stopped. {into} holds {memory.tokens:,} tokens of {len(memory.documents)} documents and can be asked; "
-                "the same command goes on from here."
+                f"the same command {again}."
             )
             raise
         common.note(

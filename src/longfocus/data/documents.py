@@ -20,6 +20,7 @@ from typing import Any, BinaryIO
 from longfocus.errors import InputError
 
 BLOCK_BYTES = 1 << 16
+MEMORY_MARK = "memory.json"
 SKIPPED_FOLDERS = frozenset(
     {"__pycache__", "node_modules", "venv", "build", "dist", "site-packages", "target", "htmlcov"}
 )
@@ -106,17 +107,15 @@ class Source:
             if encoding is None and b"\0" in data:
                 raise InputError(f"{self.name} is a binary file (it holds NUL bytes), not text.")
             encoding = encoding or "utf-8"
-        try:
-            decoder = codecs.getincrementaldecoder(encoding)()
-        except LookupError as error:
-            raise InputError(f"encoding: {encoding!r} is not known; try utf-8, latin-1 or utf-16.") from error
+        decoder = _decoder(encoding)
         done = 0
         while True:
             try:
                 text = decoder.decode(data, final=not data)
-            except UnicodeDecodeError as error:
+            except UnicodeError as error:
+                near = done + (error.start if isinstance(error, UnicodeDecodeError) else 0)
                 raise InputError(
-                    f"{self.name} is not {encoding} text (near byte {done + error.start}); "
+                    f"{self.name} is not {encoding} text (near byte {near}); "
                     "name its encoding, for instance --encoding latin-1."
                 ) from error
             done += len(data)
@@ -181,6 +180,15 @@ def find_sources(paths: Sequence[str | Path], *, encoding: str | None = None) ->
             sources.append(source)
             continue
         path = Path(given)
+        try:
+            path.stat()
+        except FileNotFoundError:
+            raise InputError(f"{path} does not exist.") from None
+        except (OSError, ValueError) as error:
+            shown = str(path) if len(str(path)) < 80 else f"{str(path)[:77]}…"
+            raise InputError(
+                f"{shown!r} cannot be opened as a path ({getattr(error, 'strerror', None) or error})."
+            ) from None
         if path.is_dir():
             found = list(_walk(path, skipped))
             for file in found:
@@ -192,8 +200,6 @@ def find_sources(paths: Sequence[str | Path], *, encoding: str | None = None) ->
                 else:
                     sources.append(source)
             continue
-        if not path.exists():
-            raise InputError(f"{path} does not exist.")
         if not path.is_file():
             raise InputError(f"{path} is neither a file nor a folder.")
         source = _source(path, str(path), encoding)
@@ -203,6 +209,16 @@ def find_sources(paths: Sequence[str | Path], *, encoding: str | None = None) ->
         reasons = "; ".join(f"{name} {why}" for name, why in skipped[:3])
         raise InputError(f"Nothing to read in {', '.join(map(str, paths))}" + (f" ({reasons})." if reasons else "."))
     return Found(sources, skipped)
+
+
+def _decoder(encoding: str) -> codecs.IncrementalDecoder:
+    try:
+        codec = codecs.lookup(encoding)
+        if codec.incrementaldecoder is None or not getattr(codec, "_is_text_encoding", True):
+            raise LookupError(encoding)
+        return codec.incrementaldecoder()
+    except (LookupError, ValueError) as error:
+        raise InputError(f"encoding: {encoding!r} is not one for text; try utf-8, latin-1 or utf-16.") from error
 
 
 def _source(path: Path, name: str, encoding: str | None) -> Source:
@@ -217,7 +233,10 @@ def _walk(folder: Path, skipped: list[tuple[str, str]]) -> Iterator[Path]:
         folders[:] = sorted(
             name
             for name in folders
-            if not name.startswith(".") and name not in SKIPPED_FOLDERS and not name.endswith(".egg-info")
+            if not (Path(base, name) / MEMORY_MARK).is_file()  # a saved memory, not a text
+            and not name.startswith(".")
+            and name not in SKIPPED_FOLDERS
+            and not name.endswith(".egg-info")
         )
         for name in sorted(files):
             path = Path(base, name)

@@ -14,6 +14,8 @@ A model only reads a memory while it answers; nothing of a question or an answer
 from __future__ import annotations
 
 import dataclasses
+import os
+import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -24,10 +26,10 @@ import torch
 
 from longfocus.errors import MemoryFormatError, MemoryWriteError
 from longfocus.memory.contract import KVStore
-from longfocus.memory.documents import TOKEN_DTYPE, Document, Place
+from longfocus.memory.documents import Document, Place
 from longfocus.memory.geometry import MemoryGeometry
 from longfocus.memory.inram import RamBackend
-from longfocus.memory.ondisk import DiskBackend, is_memory
+from longfocus.memory.ondisk import DiskBackend, foreign_entries, is_memory
 
 if TYPE_CHECKING:
     from longfocus.model.focused import FocusedModel
@@ -117,7 +119,7 @@ class Memory:
         memory = cls._over(DiskBackend(folder, writable=writable))
         if model is not None:
             try:
-                memory.geometry.check(_geometry(model, tokenizer), memory.label)
+                memory.check(model, tokenizer)
             except BaseException:
                 memory.close()
                 raise
@@ -134,9 +136,21 @@ class Memory:
         """
         options = model.focus.config.to_dict() if model is not None else getattr(self._backend, "focus_options", {})
         source = model_source or getattr(self._backend, "model_source", None)
-        backend = DiskBackend.create(Path(folder), self.geometry, focus_options=options, model_source=source)
-        with Memory._over(backend) as copy:
-            copy.extend(self)
+        target = Path(folder)
+        if target.exists() and (not target.is_dir() or foreign_entries(target)):
+            raise MemoryWriteError(f"{target} exists and is not an empty folder; choose a new one.")
+        unfinished = target.with_name(target.name + ".unfinished")
+        shutil.rmtree(unfinished, ignore_errors=True)
+        try:
+            backend = DiskBackend.create(unfinished, self.geometry, focus_options=options, model_source=source)
+            with Memory._over(backend) as copy:
+                copy.extend(self)
+            shutil.rmtree(target, ignore_errors=True)
+            os.replace(unfinished, target)
+        except OSError as error:
+            raise MemoryWriteError(f"{target} could not be written ({error.strerror or error}).") from error
+        finally:
+            shutil.rmtree(unfinished, ignore_errors=True)
 
     # -- what is inside ----------------------------------------------------------------------------------
 
@@ -269,6 +283,14 @@ class Memory:
         backend.commit([document])
         return document
 
+    def check(self, model: FocusedModel, tokenizer: Any = None) -> None:
+        """See that this model (and tokenizer) made the memory.
+
+        Raises:
+            MemoryMismatchError: names what differs.
+        """
+        self.geometry.check(_geometry(model, tokenizer), self.label)
+
     def rollback(self) -> None:
         """Forget records that were appended but not committed, after an interruption."""
         self._backend.rollback()
@@ -283,26 +305,24 @@ class Memory:
         other.geometry.check(self.geometry, other.label)
         if not self.writable:
             raise MemoryWriteError(f"{self.label} is open for reading only; open it with writable=True to extend it.")
+        backend, theirs = self._backend, other._backend
         for source in other.documents:
-            fields = {
-                "path": source.path,
-                "kind": source.kind,
-                "pages": source.pages,
-                "source_bytes": source.source_bytes,
-                "source_mtime_ns": source.source_mtime_ns,
-            }
-            document = self.begin_document(source.name, **fields)
-            none = np.zeros(0, dtype=TOKEN_DTYPE)
-            for start in range(source.start, source.stop, _COPY_TOKENS):
-                stop = min(start + _COPY_TOKENS, source.stop)
-                self._backend.store.append(_records(other, start, stop))
-                rows = other._backend.read_table(start, stop)
-                document = self.commit_window(document, rows, b"", 0)
-            for at in range(0, source.text_bytes, _COPY_BYTES):
-                begin = source.text_start + at
-                stop = source.text_start + min(at + _COPY_BYTES, source.text_bytes)
-                document = self.commit_window(document, none, other._backend.read_text(begin, stop), 0)
-            document = self.commit_window(document, none, b"", source.chars, complete=source.complete)
+            kept = ("path", "kind", "pages", "source_bytes", "source_mtime_ns", "complete")
+            document = self.begin_document(source.name, **{name: getattr(source, name) for name in kept})
+            try:
+                for start in range(source.start, source.stop, _COPY_TOKENS):
+                    stop = min(start + _COPY_TOKENS, source.stop)
+                    backend.store.append(_records(other, start, stop))
+                    backend.append_table(theirs.read_table(start, stop))
+                for at in range(0, source.text_bytes, _COPY_BYTES):
+                    begin = source.text_start + at
+                    end = source.text_start + min(at + _COPY_BYTES, source.text_bytes)
+                    backend.append_text(theirs.read_text(begin, end))
+                sizes: dict[str, Any] = {"tokens": source.tokens, "text_bytes": source.text_bytes, "chars": source.chars}
+                backend.commit([dataclasses.replace(document, **sizes)])
+            except BaseException:
+                backend.rollback()
+                raise
 
     @staticmethod
     def merge(memories: Iterable[Memory], model: FocusedModel, tokenizer: Any = None) -> Memory:

@@ -18,11 +18,12 @@ from __future__ import annotations
 
 import errno
 import json
+import mmap
 import os
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import filelock
 import numpy as np
@@ -45,7 +46,16 @@ _NUMPY = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16, "
 
 def is_memory(folder: Path) -> bool:
     """Whether the folder looks like a saved memory."""
-    return (folder / MANIFEST).is_file()
+    try:
+        return (folder / MANIFEST).is_file()
+    except (OSError, ValueError):  # not a possible path
+        return False
+
+
+def foreign_entries(folder: Path) -> list[str]:
+    """Names in a folder that keep it from becoming a memory; an unfinished `create` leaves none."""
+    ours = {LOCK, JOURNAL, JOURNAL + ".new", MANIFEST + ".new"}
+    return [entry.name for entry in folder.iterdir() if entry.name not in ours]
 
 
 class DiskBackend:
@@ -63,15 +73,14 @@ class DiskBackend:
         self.writable = writable
         self._files: dict[Path, int] = {}
         self._crc: dict[str, int] = {}  # running checksums of what was written since the last commit, by file kind
-        self._pending_text = 0  # bytes of text since the last commit
+        self._pending_rows = self._pending_text = 0  # token rows and bytes of text since the last commit
         self._lock = _take_lock(folder) if writable else None
         try:
             manifest = _read_manifest(folder)
             self.geometry: MemoryGeometry = manifest["geometry"]
             self.focus_options: dict[str, Any] = manifest["focus"]
             self.model_source: str | None = manifest["model_source"]
-            self._load_journal()
-            self._check_sizes()
+            self._load_snapshot()
             if sum(size for _, size in self._expected_sizes()) <= VERIFY_ON_OPEN_BYTES:
                 self.verify()
         except BaseException:
@@ -89,7 +98,7 @@ class DiskBackend:
         """
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            strangers = [entry.name for entry in folder.iterdir() if entry.name != LOCK]
+            strangers = foreign_entries(folder)
         except OSError as error:
             raise _write_error(folder, error) from error
         if strangers:
@@ -108,12 +117,29 @@ class DiskBackend:
             _write_whole(
                 folder / JOURNAL, _line({"generation": 1, "tokens": 0, "text_bytes": 0, "documents": [], "crc": {}})
             )
+            manifest["crc"] = _manifest_crc(manifest)
             _write_whole(folder / MANIFEST, (json.dumps(manifest, indent=2) + "\n").encode())
         except OSError as error:
             raise _write_error(folder, error) from error
         finally:
             lock.release()
         return cls(folder, writable=True)
+
+    def _load_snapshot(self) -> None:
+        """Read the journal and open the data files, which stay readable for this object whatever a writer does."""
+        for attempt in (1, 2):
+            self._load_journal()
+            try:
+                self._check_sizes()
+                return
+            except MemoryFormatError:
+                generation = self.generation
+                self._close_files()
+                if attempt == 2:
+                    raise
+                self._load_journal()
+                if self.generation == generation:  # not a writer that cleared the memory in between
+                    raise
 
     # -- journal -----------------------------------------------------------------------------------------
 
@@ -167,7 +193,7 @@ class DiskBackend:
             if size == 0:
                 continue
             try:
-                found = path.stat().st_size
+                found = os.fstat(self._file(path)).st_size
             except OSError as error:
                 raise MemoryFormatError(f"{path} is missing or unreadable ({error.strerror}).") from error
             if found < size:
@@ -188,13 +214,13 @@ class DiskBackend:
             done = 0
             if not self._commits[-1][counter]:
                 continue
-            with path.open("rb") as file:
-                for entry in self._commits:
-                    length = (entry[counter] - done) * unit
-                    if length and _crc_of(file, length) != entry["crc"].get(_kind(path)):
-                        where = f"between {counter.replace('_', ' ')} {done} and {entry[counter]}"
-                        raise MemoryFormatError(f"{path} is corrupted {where}; restore it from a copy.")
-                    done = entry[counter]
+            file = self._file(path)
+            for entry in self._commits:
+                length = (entry[counter] - done) * unit
+                if length and _crc_of(file, done * unit, length) != entry["crc"].get(_kind(path)):
+                    where = f"between {counter.replace('_', ' ')} {done} and {entry[counter]}"
+                    raise MemoryFormatError(f"{path} is corrupted {where}; restore it from a copy.")
+                done = entry[counter]
 
     # -- writing -----------------------------------------------------------------------------------------
 
@@ -204,19 +230,26 @@ class DiskBackend:
 
     def append_table(self, rows: np.ndarray) -> None:
         """Token rows of the window that `store` was just given."""
-        self._write(self._table_file, self.tokens * TOKEN_DTYPE.itemsize, rows.tobytes())
+        self._write(self._table_file, (self.tokens + self._pending_rows) * TOKEN_DTYPE.itemsize, rows.tobytes())
+        self._pending_rows += len(rows)
 
     def append_text(self, data: bytes) -> None:
         """Text of the window."""
         self._write(self._text_file, self.text_bytes + self._pending_text, data)
         self._pending_text += len(data)
 
+    def _file(self, path: Path) -> int:
+        """Descriptor of a data file, opened on first use."""
+        file = self._files.get(path)
+        if file is None:
+            flags = os.O_RDWR | os.O_CREAT if self.writable else os.O_RDONLY
+            file = self._files[path] = os.open(path, flags, 0o644)
+        return file
+
     def _write(self, path: Path, offset: int, data: bytes | memoryview) -> None:
         self._require_writer()
         try:
-            file = self._files.get(path)
-            if file is None:
-                file = self._files[path] = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+            file = self._file(path)
             view = memoryview(data)
             while view:
                 done = os.pwrite(file, view, offset)
@@ -229,7 +262,7 @@ class DiskBackend:
     def rollback(self) -> None:
         """Forget what was written since the last commit; it is written over by the next window."""
         self._crc.clear()
-        self._pending_text = 0
+        self._pending_rows = self._pending_text = 0
         self.store.rewind(self.tokens)
 
     def commit(self, documents: Sequence[Document]) -> None:
@@ -266,7 +299,7 @@ class DiskBackend:
         for document in documents:
             self.documents[document.id : document.id + 1] = [document]
         self._crc.clear()
-        self._pending_text = 0
+        self._pending_rows = self._pending_text = 0
 
     def clear(self) -> None:
         """Start over, empty, in a new generation of files."""
@@ -279,7 +312,7 @@ class DiskBackend:
             raise _write_error(self.folder, error) from error
         self._close_files()
         self._crc.clear()
-        self._pending_text = 0
+        self._pending_rows = self._pending_text = 0
         self._load_journal()
         for path in old:
             path.unlink(missing_ok=True)
@@ -290,18 +323,15 @@ class DiskBackend:
         """Rows of TOKEN_DTYPE."""
         if start >= stop:
             return np.zeros(0, dtype=TOKEN_DTYPE)
-        rows = np.fromfile(self._table_file, TOKEN_DTYPE, stop - start, offset=start * TOKEN_DTYPE.itemsize)
-        if len(rows) != stop - start:
-            raise MemoryFormatError(f"{self._table_file} became shorter while it was in use.")
-        return rows
+        size = TOKEN_DTYPE.itemsize
+        data = _read_at(self._file(self._table_file), start * size, (stop - start) * size, self._table_file)
+        return np.frombuffer(data, TOKEN_DTYPE)
 
     def read_text(self, start: int, stop: int) -> bytes:
         """UTF-8 bytes."""
         if start >= stop:
             return b""
-        with self._text_file.open("rb") as file:
-            file.seek(start)
-            return file.read(stop - start)
+        return _read_at(self._file(self._text_file), start, stop - start, self._text_file)
 
     def _close_files(self) -> None:
         for file in self._files.values():
@@ -375,8 +405,9 @@ class DiskStore:
         if found is None or found.shape[0] < self._tokens:
             shape = (self._tokens, *self._shape)
             # copy-on-write: torch wants a writable array, the file must never change
-            array = np.memmap(self._backend.layer_file(layer), self._numpy, "c", shape=shape)
-            found = torch.from_numpy(array)
+            file = self._backend._file(self._backend.layer_file(layer))
+            mapped = mmap.mmap(file, self._tokens * self.record_bytes, access=mmap.ACCESS_COPY)
+            found = torch.from_numpy(np.frombuffer(mapped, self._numpy).reshape(shape))
             if self._torch == torch.bfloat16:
                 found = found.view(torch.bfloat16)
             self._maps[layer] = found
@@ -387,14 +418,25 @@ def _kind(path: Path) -> str:
     return path.name.split(".")[0]
 
 
-def _crc_of(file: BinaryIO, length: int) -> int:
+def _crc_of(file: int, offset: int, length: int) -> int:
     check = 0
     while length > 0:
-        data = file.read(min(length, 1 << 20))
+        data = os.pread(file, min(length, 1 << 20), offset)
         if not data:
             return -1
-        check, length = zlib.crc32(data, check), length - len(data)
+        check, offset, length = zlib.crc32(data, check), offset + len(data), length - len(data)
     return check
+
+
+def _read_at(file: int, offset: int, length: int, path: Path) -> bytes:
+    pieces = []
+    while length:
+        data = os.pread(file, min(length, 1 << 24), offset)
+        if not data:
+            raise MemoryFormatError(f"{path} became shorter while it was in use.")
+        pieces.append(data)
+        offset, length = offset + len(data), length - len(data)
+    return b"".join(pieces)
 
 
 def _line(entry: dict[str, Any]) -> bytes:
@@ -438,12 +480,19 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
             raise MemoryFormatError(
                 f"{path} has format version {manifest['version']}; this longfocus reads version {VERSION}. Upgrade longfocus."
             )
+        if manifest["crc"] != _manifest_crc(manifest):
+            raise ValueError("its checksum is wrong")
         manifest["geometry"] = MemoryGeometry.from_dict(manifest["geometry"])
         manifest["focus"] = dict(manifest["focus"])
         manifest["model_source"] = manifest["model_source"]
     except (ValueError, KeyError, TypeError) as error:
         raise MemoryFormatError(f"{path} is corrupted ({error}); restore it from a copy.") from error
     return manifest
+
+
+def _manifest_crc(manifest: Mapping[str, Any]) -> str:
+    rest = {key: value for key, value in manifest.items() if key != "crc"}
+    return f"{zlib.crc32(json.dumps(rest, sort_keys=True, separators=(',', ':')).encode()):08x}"
 
 
 def _take_lock(folder: Path) -> filelock.BaseFileLock:

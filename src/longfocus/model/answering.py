@@ -40,6 +40,9 @@ class Sampling:
     seed: int = 0
 
 
+_ANSWER_MARK = "<answer of the last turn>"
+
+
 class _Callback(TextStreamer):
     """Hands finished text to a function; whole characters only, whatever the tokens."""
 
@@ -156,22 +159,20 @@ class Conversation:
         return chosen
 
     def _prompt_ids(self, question: str) -> list[int]:
+        """Tokens of the next turn, up to where the answer begins; later turns continue the first one's text."""
         tokenizer = self.tokenizer
-        if getattr(tokenizer, "chat_template", None):
-            turn = tokenizer.apply_chat_template(
-                [{"role": "user", "content": question}], add_generation_prompt=True, tokenize=False
-            )
-            if self._ids:  # later turns: the template's opening (system message) is not said again
-                opening = tokenizer.apply_chat_template([{"role": "user", "content": ""}], tokenize=False)
-                marker = tokenizer.apply_chat_template(
-                    [{"role": "system", "content": ""}, {"role": "user", "content": question}],
-                    add_generation_prompt=True,
-                    tokenize=False,
-                )
-                system_only = tokenizer.apply_chat_template([{"role": "system", "content": ""}], tokenize=False)
-                if marker.startswith(system_only):
-                    turn = "\n" + marker[len(system_only) :]
-                del opening
-            return list(tokenizer(turn, add_special_tokens=False)["input_ids"])
-        before = "\n\n" if self._ids else ""
-        return list(tokenizer(f"{before}Question: {question}\nAnswer:", add_special_tokens=not self._ids)["input_ids"])
+        asked = {"role": "user", "content": question}
+        if not getattr(tokenizer, "chat_template", None):
+            if not self._ids:
+                return list(tokenizer(f"Question: {question}\nAnswer:")["input_ids"])
+            return list(tokenizer(f"\n\nQuestion: {question}\nAnswer:", add_special_tokens=False)["input_ids"])
+        turns = [asked]
+        if self._ids:
+            turns = [{"role": "user", "content": "…"}, {"role": "assistant", "content": _ANSWER_MARK}, asked]
+        text = tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
+        if self._ids:
+            text = text.partition(_ANSWER_MARK)[2]
+        ids = list(tokenizer(text, add_special_tokens=False)["input_ids"])
+        if self._ids and ids and ids[0] == self._ids[-1] and ids[0] in self._end_ids():
+            ids = ids[1:]  # the answer said it ended; one that was cut off is ended here
+        return ids

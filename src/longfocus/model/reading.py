@@ -41,7 +41,7 @@ class Reader:
         Raises:
             MemoryMismatchError: the memory was made by another model or with other options.
         """
-        memory.geometry.check(model.focus.geometry, memory.label)
+        memory.check(model, tokenizer)
         self.model, self.tokenizer, self.memory = model, tokenizer, memory
 
     def read(self, source: Source, progress: Callable[[Progress], None] | None = None) -> Document:
@@ -71,20 +71,27 @@ class Reader:
         pieces = _with_leading(leading_ids(self.tokenizer), stream_tokens(self.tokenizer, blocks()))
         room = config.window_tokens
         try:
-            for rows, text in _windows(pieces, room, room - config.overlap):
-                if skip:
-                    skip -= len(rows)  # in the memory already: whole windows, as they were committed
+            windows = _windows(pieces, room, room - config.overlap)
+            window = next(windows, None)
+            while window is not None:
+                (rows, text), window = window, next(windows, None)
+                ending: dict[str, Any] = {}
+                if window is None:
+                    ending = {**source.fields, "pages": tuple(source.pages) or None, "complete": True}
+                if skip:  # in the memory already: whole windows, as they were committed
+                    skip -= len(rows)
+                    if ending:
+                        document = memory.commit_window(document, rows[:0], b"", 0, **ending)
                     continue
                 ids = torch.from_numpy(rows["id"].astype(np.int64)).unsqueeze(0)
                 read_window(self.model, ids, cache)
-                document = memory.commit_window(document, rows, text.encode("utf-8"), len(text))
+                document = memory.commit_window(document, rows, text.encode("utf-8"), len(text), **ending)
                 if progress is not None:
                     progress(Progress(document, len(rows), read_bytes))
-            pages = tuple(source.pages) or None
-            return memory.commit_window(document, np.zeros(0, TOKEN_DTYPE), b"", 0, pages=pages, complete=True)
+            return document
         except BaseException:
             memory.rollback()
-            if source.pages and document.tokens:
+            if source.pages and document.tokens and not document.complete:
                 memory.commit_window(document, np.zeros(0, TOKEN_DTYPE), b"", 0, pages=tuple(source.pages))
             raise
 
@@ -107,19 +114,22 @@ class Reader:
         last = documents[-1]
         path = source.fields.get("path")
         window = self.model.focus.config.window_tokens
-        if last.complete or path is None or last.path != path or last.tokens == 0 or last.tokens % window:
+        if last.complete or path is None or last.path != path or last.tokens == 0:
             return None
         known = self.memory.token_ids(last.start, last.stop)
-        at = 0
+        at, more = 0, False
         blocks = (block for _, block in source.blocks())
         for rows, _ in _with_leading(leading_ids(self.tokenizer), stream_tokens(self.tokenizer, blocks)):
             take = min(len(rows), len(known) - at)
             if (rows["id"][:take] != known[at : at + take]).any():
                 return None
             at += take
-            if at == len(known):
-                return last
-        return None
+            more = take < len(rows)
+            if more:
+                break
+        if at < len(known) or (more and len(known) % window):  # a short last window ends the text it was read from
+            return None
+        return last
 
 
 def read_ids(model: FocusedModel, ids: Sequence[int] | torch.Tensor, memory: Memory, name: str = "tokens") -> Document:
