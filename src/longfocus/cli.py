@@ -33,6 +33,7 @@ app = typer.Typer(
     help="Ask whole books and repositories on your own machine: memory attention for pretrained decoder models.",
     epilog=EPILOG,
     no_args_is_help=True,
+    add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},

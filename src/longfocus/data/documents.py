@@ -12,6 +12,7 @@ import io
 import os
 import sys
 import tempfile
+import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -131,7 +132,7 @@ class Source:
         import logging
 
         from pypdf import PdfReader
-        from pypdf.errors import PyPdfError
+        from pypdf.errors import DependencyError, PyPdfError
 
         logging.getLogger("pypdf").setLevel(logging.ERROR)
         assert self.path is not None
@@ -150,6 +151,10 @@ class Source:
                 yield size * (number + 1) // total, text
         except InputError:
             raise
+        except DependencyError as error:
+            raise InputError(
+                f"{self.name} is an encrypted PDF; save a copy without encryption first ({error})."
+            ) from error
         except (PyPdfError, ValueError, KeyError, TypeError, RecursionError, AttributeError, IndexError) as error:
             raise InputError(f"{self.name} is not a readable PDF ({error}).") from error
 
@@ -176,6 +181,7 @@ def find_sources(paths: Sequence[str | Path], *, encoding: str | None = None) ->
     for given in paths:
         if str(given) == "-":
             source = Source("standard input", "stdin", encoding=encoding, _spool=_spool_stdin())
+            weakref.finalize(source, source._spool.close)
             source.check()
             sources.append(source)
             continue
@@ -233,15 +239,15 @@ def _walk(folder: Path, skipped: list[tuple[str, str]]) -> Iterator[Path]:
         folders[:] = sorted(
             name
             for name in folders
-            if not (Path(base, name) / MEMORY_MARK).is_file()  # a saved memory, not a text
+            if not os.path.isfile(os.path.join(base, name, MEMORY_MARK))  # a saved memory, not a text
             and not name.startswith(".")
             and name not in SKIPPED_FOLDERS
             and not name.endswith(".egg-info")
         )
         for name in sorted(files):
             path = Path(base, name)
-            if not name.startswith(".") and path.is_file():
-                yield path
+            if not name.startswith(".") and (os.path.isfile(path) or not os.access(base, os.X_OK)):
+                yield path  # in a folder that may be listed but not entered, the source says what is wrong
 
 
 def _spool_stdin() -> Any:

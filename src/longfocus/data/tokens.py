@@ -12,6 +12,7 @@ Documents are data: text that spells a special token is tokenised as ordinary ch
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -79,14 +80,30 @@ def leading_ids(tokenizer: Any) -> list[int]:
     return []
 
 
+_COPIES: weakref.WeakKeyDictionary[Any, tuple[int, Any]] = weakref.WeakKeyDictionary()
+
+
+def _private_copy(tokenizer: Any) -> Any:
+    """The tokenizer's backend, copied, as documents need it: the caller's may pad, truncate, or be in use elsewhere."""
+    size, copy = _COPIES.get(tokenizer, (-1, None))
+    if copy is None or size != len(tokenizer):
+        backend = tokenizer.backend_tokenizer
+        copy = backend.from_str(backend.to_str())
+        copy.no_truncation()
+        copy.no_padding()
+        copy.encode_special_tokens = True
+        _COPIES[tokenizer] = (len(tokenizer), copy)
+    return copy
+
+
 class _Stream:
     def __init__(self, tokenizer: Any, margin: int, history: int) -> None:
-        backend = getattr(tokenizer, "backend_tokenizer", None)
-        if backend is None:
+        if getattr(tokenizer, "backend_tokenizer", None) is None:
             raise InputError(
                 f"{type(tokenizer).__name__} does not tell where tokens start in the text; a fast tokenizer is needed."
             )
-        self.backend, self.margin, self.history = backend, margin, history
+        self.backend = _private_copy(tokenizer)
+        self.margin, self.history = margin, history
         self.buffer = ""  # text from `base` on
         self.base = 0  # characters before the buffer
         self.done = 0  # characters whose tokens were given out
@@ -164,13 +181,7 @@ class _Stream:
         return fallback
 
     def _encode(self, text: str) -> tuple[np.ndarray, np.ndarray]:
-        backend = self.backend
-        before = backend.encode_special_tokens
-        backend.encode_special_tokens = True
-        try:
-            encoding = backend.encode(text, add_special_tokens=False)
-        finally:
-            backend.encode_special_tokens = before
+        encoding = self.backend.encode(text, add_special_tokens=False)
         starts = np.array([offset[0] for offset in encoding.offsets], dtype=np.int64)
         return np.array(encoding.ids, dtype=np.int64), np.maximum.accumulate(starts) if len(starts) else starts
 

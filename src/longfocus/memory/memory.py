@@ -318,7 +318,11 @@ class Memory:
                     begin = source.text_start + at
                     end = source.text_start + min(at + _COPY_BYTES, source.text_bytes)
                     backend.append_text(theirs.read_text(begin, end))
-                sizes: dict[str, Any] = {"tokens": source.tokens, "text_bytes": source.text_bytes, "chars": source.chars}
+                sizes: dict[str, Any] = {
+                    "tokens": source.tokens,
+                    "text_bytes": source.text_bytes,
+                    "chars": source.chars,
+                }
                 backend.commit([dataclasses.replace(document, **sizes)])
             except BaseException:
                 backend.rollback()
