@@ -44,16 +44,25 @@ SAMPLES = {
 
 CHAT = (
     "{% for m in messages %}{% if loop.first and m['role'] != 'system' %}[system]\nBe brief." + EOS + "\n{% endif %}"
-    "[{{ m['role'] }}]\n{{ m['content'] }}" + EOS + "\n{% endfor %}{% if add_generation_prompt %}[assistant]\n{% endif %}"
+    "[{{ m['role'] }}]\n{{ m['content'] }}"
+    + EOS
+    + "\n{% endfor %}{% if add_generation_prompt %}[assistant]\n{% endif %}"
 )
 """ChatML in form: an opening said once, a token and a newline after each turn."""
 NO_SYSTEM = (
-    BOS + "{% for m in messages %}{% if m['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
-    "[{{ m['role'] }}]\n{{ m['content'] | trim }}" + EOS + "\n{% endfor %}{% if add_generation_prompt %}[model]\n{% endif %}"
+    BOS
+    + "{% for m in messages %}{% if m['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+    "[{{ m['role'] }}]\n{{ m['content'] | trim }}"
+    + EOS
+    + "\n{% endfor %}{% if add_generation_prompt %}[model]\n{% endif %}"
 )
 """Gemma in form: BOS in the template, and a system message is an error."""
 NO_NEWLINE = (
-    "{% for m in messages %}{% if loop.first %}" + BOS + "{% endif %}[{{ m['role'] }}]\n\n{{ m['content'] | trim }}" + EOS + ""
+    "{% for m in messages %}{% if loop.first %}"
+    + BOS
+    + "{% endif %}[{{ m['role'] }}]\n\n{{ m['content'] | trim }}"
+    + EOS
+    + ""
     "{% endfor %}{% if add_generation_prompt %}[assistant]\n\n{% endif %}"
 )
 """Llama 3 in form: nothing between a turn's last token and the next turn."""
@@ -114,9 +123,7 @@ def _metaspace() -> Tokenizer:
     made = Tokenizer(models.BPE(unk_token=UNKNOWN, byte_fallback=True, fuse_unk=True))
     made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
     made.decoder = decoders.Metaspace(prepend_scheme="always")
-    trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY, special_tokens=[*SPECIAL, *_BYTES], show_progress=False
-    )
+    trainer = trainers.BpeTrainer(vocab_size=VOCABULARY, special_tokens=[*SPECIAL, *_BYTES], show_progress=False)
     made.train_from_iterator([SAMPLES[name] for name in _KNOWN for _ in range(2)], trainer)
     return _begins_with_bos(made)
 

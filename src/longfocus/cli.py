@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from importlib import import_module
@@ -65,6 +66,9 @@ for _name, _target in COMMANDS.items():
 
 def main() -> None:
     """Run the command line; errors meant for the user become one line and exit code 2."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # names and answers that the terminal's encoding lacks
+            stream.reconfigure(errors="backslashreplace")
     try:
         app()
     except LongfocusError as error:

@@ -39,8 +39,8 @@ class FocusConfig:
     """Tokens of the previous window that ordinary layers keep as local context while a long text is read."""
 
     last_window: int | None = None
-    """Tokens that stay local after a long text was read, and when generation has filled the window.
-    None: a text that fits the window stays local whole, otherwise at least half a window does."""
+    """Tokens that stay local after a text longer than the window was read, and when generation has filled it.
+    A text that fits stays local whole. None: at least half a window."""
 
     memory_positions: Positions = "first"
     """How memory keys are encoded. `first`: as if at position 0 of the window (the paper's fine-tuning).

@@ -10,6 +10,7 @@ equals attention over all of them; empty sets are 0 and -inf and never NaN, in e
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import pytest
@@ -55,7 +56,18 @@ SIZES = [
     Sizes(1, 4, 2, 3, 1100, 2),
     Sizes(2, 8, 2, 33, 64, 16),
 ]
-MASKS = ["none", "causal", "random", "shared_by_rows", "per_kv_head", "by_key", "empty_queries", "late_keys", "nothing"]
+MASKS = [
+    "none",
+    "causal",
+    "random",
+    "shared_by_rows",
+    "per_kv_head",
+    "empty_in_one_kv_head",
+    "by_key",
+    "empty_queries",
+    "late_keys",
+    "nothing",
+]
 
 
 def _mask(kind: str, sizes: Sizes) -> Tensor | None:
@@ -71,6 +83,10 @@ def _mask(kind: str, sizes: Sizes) -> Tensor | None:
             return torch.rand(1, 1, queries, keys) < 0.6
         case "per_kv_head":
             return torch.rand(rows, key_heads, queries, keys) < 0.6
+        case "empty_in_one_kv_head":
+            mask = torch.rand(rows, key_heads, queries, keys) < 0.6
+            mask[:, 0, : (queries + 1) // 2] = False
+            return mask
         case "by_key":
             return torch.rand(rows, 1, 1, keys) < 0.6
         case "empty_queries":
@@ -174,7 +190,7 @@ def test_gradient_through_one_result_alone(only: str) -> None:
     assert gradients[0][0].abs().max() > 1e-2, "the gradient that is compared is not 0"
 
 
-@pytest.mark.parametrize("mask_kind", ["none", "random", "per_kv_head", "empty_queries"])
+@pytest.mark.parametrize("mask_kind", ["none", "random", "empty_in_one_kv_head", "empty_queries"])
 @pytest.mark.parametrize("name", IMPLEMENTATIONS)
 def test_gradcheck(name: str, mask_kind: str) -> None:
     sizes = Sizes(2, 4, 2, 3, 5, 3)
@@ -314,7 +330,7 @@ def test_merge_of_any_split_equals_attention_over_the_union(
     mask = torch.rand(rows, 1, queries, keys) < 0.5 if masked else None
     edges = [0, *sorted(min(cut, keys) for cut in cuts), keys]
     parts = []
-    for low, high in zip(edges, edges[1:], strict=False):
+    for low, high in pairwise(edges):
         part_mask = None if mask is None else mask[..., low:high]
         parts.append(chosen(query, key[:, :, low:high], value[:, :, low:high], mask=part_mask))
     expected_out, expected_lse = _by_hand(query, key, value, mask)
@@ -340,7 +356,7 @@ def test_gradients_through_a_merge_equal_those_over_the_union(name: str) -> None
         query, key, value = (x.clone().requires_grad_() for x in start)
         parts = [
             attend(query, key[:, :, low:high], value[:, :, low:high], mask=mask[..., low:high])
-            for low, high in zip(edges, edges[1:], strict=False)
+            for low, high in pairwise(edges)
         ]
         _scalar(*merge(parts), weight_out, weight_lse).backward()
         gradients.append((query.grad, key.grad, value.grad))

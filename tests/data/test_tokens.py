@@ -8,7 +8,7 @@ byte offsets against the tokenizer's own over the whole text; texts of the piece
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -22,12 +22,6 @@ from tests.small_tokenizers import BOS, EOS, KINDS, SAMPLES, tokenizer
 
 MARGIN = 48
 """Smallest margin tried: longer than any token of the small tokenizers, shorter than most texts here."""
-
-
-def pieces_of(text: str) -> Iterator[tuple[str, int]]:
-    """Token-sized examples of what cuts can break, with how often each may be repeated at once."""
-    for word in text.split():
-        yield word + " ", 1
 
 
 CHUNKS = st.one_of(
@@ -58,9 +52,9 @@ def streamed(made: Any, blocks: Sequence[str], sizes: tuple[int, int, int] | Non
     options = {} if sizes is None else dict(zip(("block_chars", "margin_chars", "history_chars"), sizes, strict=True))
     found = list(stream_tokens(made, blocks, **options))
     assert "".join(piece.text for piece in found) == "".join(blocks)
-    rows = np.concatenate([piece.rows for piece in found]) if found else np.zeros(0, dtype=[("id", int)] * 0)
     if not found:
         return [], [], []
+    rows = np.concatenate([piece.rows for piece in found])
     at = 0
     for piece in found:
         assert piece.rows["char"][0] == at, "a piece's text begins at its first token"
@@ -73,7 +67,8 @@ def whole(made: Any, text: str) -> tuple[list, list, list]:
     """The same from the tokenizer itself, given the whole text."""
     encoded = made(text, add_special_tokens=False, split_special_tokens=True, return_offsets_mapping=True)
     chars = np.maximum.accumulate([start for start, _ in encoded["offset_mapping"]] or [0])[: len(encoded["input_ids"])]
-    return encoded["input_ids"], chars.tolist(), [len(text[:char].encode()) for char in chars]
+    widths = np.array([len(char.encode()) for char in text], dtype=np.int64)
+    return encoded["input_ids"], chars.tolist(), np.concatenate(([0], widths.cumsum()))[chars].tolist()
 
 
 def check(made: Any, text: str, blocks: Sequence[str], sizes: tuple[int, int, int] | None = None) -> None:
@@ -81,7 +76,8 @@ def check(made: Any, text: str, blocks: Sequence[str], sizes: tuple[int, int, in
     expected_ids, expected_chars, expected_offsets = whole(made, text)
     if ids != expected_ids:
         first = next(
-            (i for i, (a, b) in enumerate(zip(ids, expected_ids, strict=False)) if a != b), min(len(ids), len(expected_ids))
+            (i for i, (a, b) in enumerate(zip(ids, expected_ids, strict=False)) if a != b),
+            min(len(ids), len(expected_ids)),
         )
         raise AssertionError(
             f"token {first} of {len(expected_ids)} (got {len(ids)}) at character {expected_chars[first : first + 1]}: "
@@ -111,7 +107,7 @@ def test_streamed_tokens_are_those_of_the_whole_text(
 def test_every_script_at_every_block_size(kind: str, name: str) -> None:
     """The same 600 characters with blocks of many sizes, so that a cut falls at every place."""
     text = (SAMPLES[name] * 40)[:600]
-    for block in (*range(1, 24), 97, 151, 211):
+    for block in (*range(1, 12), 17, 97, 151, 211):
         check(tokenizer(kind), text, [text], (block, 64, 1000))
         check(tokenizer(kind), text, cut(text, [block]), (2 * MARGIN, 64, 1000))
 
@@ -136,7 +132,7 @@ def test_the_default_models_tokenizer(default_tokenizer: Any) -> None:
     text = "".join(SAMPLES.values()) + "    \n\n\n" + "x = 1234567890;\r\n" * 3
     for block in (1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144, 233):
         check(default_tokenizer, text, cut(text, [block]), (block, MARGIN, 2000))
-    long = text * 150
+    long = text * 180
     assert len(long) > 2 * (1 << 16)
     check(default_tokenizer, long, cut(long, [9973]))
 
@@ -169,14 +165,14 @@ def test_byte_offsets_point_at_the_same_place_as_characters(kind: str) -> None:
         assert data[byte:] == text[char:].encode()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "unigram"])  # there they are ordinary pieces too
 def test_a_special_token_spelt_in_a_text_is_ordinary_text(kind: str) -> None:
     made = tokenizer(kind)
     text = f"He wrote {EOS} and {BOS} on the wall. {EOS}{EOS}\n" * 20
     ids, _, _ = streamed(made, cut(text, [11]), (64, MARGIN, 1000))
     special = {made.bos_token_id, made.eos_token_id}
     assert not special & set(ids)
-    assert special <= set(made(text)["input_ids"]), "the tokenizer itself would have taken them for special"
+    assert special <= set(made(text)["input_ids"]), "the tokenizer itself takes them for special"
     assert ids == whole(made, text)[0]
 
 
@@ -205,7 +201,9 @@ def test_documents_in_a_row_do_not_touch(kind: str) -> None:
     """Each stream is its own text: the end of one document and the start of the next are tokenised apart."""
     made = tokenizer(kind)
     for before, after in (("half a wo", "rd"), ("a ", " b"), ("e", "\u0301"), ("👩‍", "👧"), ("\r", "\n")):
-        assert streamed(made, [before])[0] + streamed(made, [after])[0] == whole(made, before)[0] + whole(made, after)[0]
+        assert (
+            streamed(made, [before])[0] + streamed(made, [after])[0] == whole(made, before)[0] + whole(made, after)[0]
+        )
 
 
 @pytest.mark.parametrize("blocks", [[], [""], ["", ""]])

@@ -1,6 +1,6 @@
 """Attaching is local and reversible, what is saved is an ordinary checkpoint, and what cannot work is refused with reasons.
 
-    python -m pytest tests/model/test_attach.py
+python -m pytest tests/model/test_attach.py
 """
 
 from __future__ import annotations
@@ -171,21 +171,28 @@ def test_a_detached_model_saves_no_options(tmp_path: Path) -> None:
 
 def test_gpt2_is_refused_with_the_reason() -> None:
     config = hf.GPT2Config(vocab_size=30, n_embd=8, n_layer=2, n_head=2)
-    with pytest.raises(UnsupportedModelError, match="'gpt2'.*positions are learned.*Families that can: llama, mistral"):
+    with pytest.raises(
+        UnsupportedModelError, match=r"'gpt2'.*positions are learned.*Families that can: llama, mistral"
+    ):
         attach(hf.GPT2LMHeadModel(config))
 
 
 def test_an_interleaved_rotary_layout_is_refused_with_the_reason() -> None:
     config = hf.GPTJConfig(vocab_size=30, n_embd=8, n_layer=2, n_head=2, rotary_dim=4)
-    with pytest.raises(UnsupportedModelError, match="'gptj'.*interleaved"):
+    with pytest.raises(UnsupportedModelError, match=r"'gptj'.*interleaved"):
         attach(hf.GPTJForCausalLM(config))
 
 
 def test_an_unknown_family_is_refused() -> None:
     config = hf.StableLmConfig(
-        vocab_size=30, hidden_size=8, intermediate_size=8, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=2
+        vocab_size=30,
+        hidden_size=8,
+        intermediate_size=8,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
     )
-    with pytest.raises(UnsupportedModelError, match="'stablelm'.*never tried.*Families that can"):
+    with pytest.raises(UnsupportedModelError, match=r"'stablelm'.*never tried.*Families that can"):
         attach(hf.StableLmForCausalLM(config))
 
 
@@ -220,7 +227,9 @@ def test_options_given_twice_are_refused() -> None:
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
 )
-def test_options_that_do_not_fit_the_model_are_refused_and_leave_it_as_it_was(options: dict[str, Any], message: str) -> None:
+def test_options_that_do_not_fit_the_model_are_refused_and_leave_it_as_it_was(
+    options: dict[str, Any], message: str
+) -> None:
     model = tiny("llama")
     before = _state(model)
     with pytest.raises(ConfigError, match=message):
@@ -239,7 +248,7 @@ def test_a_refused_second_attach_leaves_the_first() -> None:
 
 def test_a_sliding_memory_layer_with_a_larger_window_is_refused() -> None:
     """Tokens between the two would be seen neither locally nor in memory. The message says what would do."""
-    with pytest.raises(ConfigError, match="layer 1 sees only 40 tokens.*window of 48.*window of at most 40"):
+    with pytest.raises(ConfigError, match=r"layer 1 sees only 40 tokens.*window of 48.*window of at most 40"):
         attach(tiny("mistral_sliding"), memory_layers=(1, 2), window=48)
     with pytest.raises(ConfigError, match=r"layer 0 sees only 12 tokens.*at most 12, or layers among \[1, 2\]"):
         attach(tiny("gemma3_mixed"), memory_layers=(0, 1), window=24)
@@ -256,7 +265,12 @@ def test_a_sliding_memory_layer_with_a_window_that_fits_works(window: int) -> No
 @pytest.mark.parametrize("kind", ["dynamic", "longrope"])
 def test_a_window_beyond_the_length_at_which_rotations_change_is_refused(kind: str) -> None:
     """Dynamic scalings turn keys by other angles once a text is longer than this; a window must stay within."""
-    rope: dict[str, Any] = {"rope_type": kind, "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
+    rope: dict[str, Any] = {
+        "rope_type": kind,
+        "rope_theta": 10000.0,
+        "factor": 4.0,
+        "original_max_position_embeddings": 64,
+    }
     if kind == "longrope":
         rope |= {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
     model = tiny("llama", max_position_embeddings=256, rope_parameters=rope)

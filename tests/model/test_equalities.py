@@ -15,18 +15,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from longfocus.errors import ConfigError
 from longfocus.memory.context import MassRecorder
 from longfocus.model.attach import attach
 from longfocus.model.attention_function import NAME, register
 from longfocus.model.cache import FocusCache
 from longfocus.model.families import FAMILIES as TABLE
 from tests.model.brute_force import decode, read
-from tests.model.helpers import FLOAT32, REENCODED, WINDOW, WINDOWS, by_force, feed, focused, planned
+from tests.model.helpers import FLOAT32, REENCODED, WINDOW, WINDOWS, by_force, feed, focused, planned, unless_refused
 from tests.models import FAMILIES, MODELS, PAD, assert_close, logits, tiny, tokens
 
 EVERY = pytest.mark.parametrize("name", MODELS)
-SOME = pytest.mark.parametrize("name", ["llama_9_heads", "qwen3", "gpt_neox", "llama_yarn", "gemma3_mixed", "gemma2"])
+AWKWARD = ["llama_9_heads", "qwen3", "gpt_neox", "llama_yarn", "gemma3_mixed", "gemma2"]
+"""Uneven heads, norms of queries and keys, partial and scaled rotation, sliding layers, capped scores."""
+SOME = pytest.mark.parametrize("name", AWKWARD)
 POSITIONS = pytest.mark.parametrize("positions", ["first", "none", "absolute"])
 
 
@@ -97,10 +98,8 @@ def test_any_choice_of_memory_layers(memory_layers: tuple[int, ...]) -> None:
 def test_no_memory_layer_is_windows_alone_or_refused() -> None:
     """The plain model read window by window, unless the options are refused for what they are."""
     ids = tokens(1, 60)
-    try:
-        model = focused("llama_9_heads", memory_layers=())
-    except ConfigError as error:
-        assert "memory_layers" in str(error)
+    model = unless_refused(lambda: focused("llama_9_heads", memory_layers=()), "memory_layers")
+    if model is None:
         return
     expected = by_force("llama_9_heads", ids[0], planned(model, 60), memory_layers=())
     assert_close(logits(model, ids)[0], expected, WINDOWS, "three windows")
@@ -109,9 +108,11 @@ def test_no_memory_layer_is_windows_alone_or_refused() -> None:
 # -- windows ---------------------------------------------------------------------------------------------
 
 
-@EVERY
-@POSITIONS
 @pytest.mark.parametrize("overlap", [0, 5])
+@pytest.mark.parametrize(
+    ("name", "positions"),
+    [*[(name, "first") for name in MODELS], *[(name, other) for name in AWKWARD for other in ("none", "absolute")]],
+)
 def test_reading_in_windows_equals_brute_force(name: str, positions: str, overlap: int) -> None:
     """All logits of all windows, of a text read beside another."""
     ids = tokens(2, 90)
@@ -120,8 +121,8 @@ def test_reading_in_windows_equals_brute_force(name: str, positions: str, overla
     assert_close(logits(model, ids)[1], expected, REENCODED if overlap else WINDOWS, "logits")
 
 
-@pytest.mark.parametrize("overlap", [0, 1, 5, 23])
-@pytest.mark.parametrize("last_window", [None, 1, 7, 24])
+@pytest.mark.parametrize("overlap", [0, 5, 23])
+@pytest.mark.parametrize("last_window", [None, 1, 24])
 @pytest.mark.parametrize("count", [25, 49, 61])
 def test_any_last_window_and_overlap_equals_brute_force(last_window: int | None, overlap: int, count: int) -> None:
     ids = tokens(1, count)
@@ -138,8 +139,7 @@ def test_last_window_of_a_cache_overrides_the_models() -> None:
 
 
 @SOME
-@pytest.mark.parametrize("k", [1, 4, 16])
-@pytest.mark.parametrize("overlap", [0, 5])
+@pytest.mark.parametrize(("k", "overlap"), [(1, 0), (4, 5), (16, 0)])
 def test_top_k_equals_brute_force(name: str, k: int, overlap: int) -> None:
     ids = tokens(1, 90)
     model = focused(name, overlap=overlap, retrieval="exact", k=k)
@@ -225,8 +225,7 @@ def test_generation_that_overflows_many_times_equals_brute_force(name: str) -> N
 
 
 @POSITIONS
-@pytest.mark.parametrize("overlap", [0, 7])
-@pytest.mark.parametrize("last_window", [1, 5, 23])
+@pytest.mark.parametrize(("last_window", "overlap"), [(1, 0), (5, 7), (23, 0)])
 def test_sliding_after_a_long_prompt_equals_brute_force(positions: str, overlap: int, last_window: int) -> None:
     ids = tokens(1, 84)
     model = focused("llama_9_heads", memory_positions=positions, overlap=overlap, last_window=last_window)
@@ -269,9 +268,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("options", OPTIONS)
-@pytest.mark.parametrize("side", ["left", "right"])
-def test_a_prompt_alone_equals_the_same_in_a_padded_batch(side: str, options: str) -> None:
+@pytest.mark.parametrize(("options", "side"), [*[(options, "left") for options in OPTIONS], ("dense", "right")])
+def test_a_prompt_alone_equals_the_same_in_a_padded_batch(options: str, side: str) -> None:
     """CASES 1: rows that fit the window, cross it, and cross it 25 times; and a row that is all padding."""
     model = focused("llama_9_heads", dtype=torch.float32, **OPTIONS[options])
     texts = [tokens(1, count, seed=count)[0] for count in LENGTHS]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -53,7 +54,7 @@ def remember(
         with Memory.open(into) as present:
             defaults = present.focus_options
             name = model or present.model_source or "default"
-    elif into.exists() and (not into.is_dir() or foreign_entries(into)):
+    elif os.path.exists(into) and (not into.is_dir() or foreign_entries(into)):
         raise LongfocusError(f"{into} exists and is not a memory; choose a new folder.")
     focused, tokenizer = common.load_model(name, {**defaults, **options}, threads)
     source_name = name if name == "default" or not Path(name).exists() else str(Path(name).absolute())

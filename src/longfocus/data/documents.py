@@ -252,6 +252,8 @@ def _walk(folder: Path, skipped: list[tuple[str, str]]) -> Iterator[Path]:
 
 def _spool_stdin() -> Any:
     """Standard input cannot be read twice: keep it in a temporary file (in RAM while small)."""
+    if sys.stdin is None:
+        raise InputError("standard input is closed; there is nothing to read.")
     spool = tempfile.SpooledTemporaryFile(max_size=1 << 24)  # noqa: SIM115  (lives as long as its Source)
     while data := sys.stdin.buffer.read(1 << 20):
         spool.write(data)

@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from longfocus.memory.contract import KVChunk, KVStore
 from longfocus.memory.dense import Scratch, attend_dense
 from longfocus.memory.exact import attend_top_k, grouped_scores, kth_score
+from longfocus.memory.ram import RamStore
 
 
 @dataclass
@@ -77,21 +79,45 @@ class MemoryContext:
             recorder: receives the mass on the shared memory.
         """
         self.shared, self.own = shared, own
+        self._nearest: tuple[np.ndarray, np.ndarray] | None = None  # per row: shared and own records that may be seen
         if span is not None:
+            self._see_nearest(span)
+        self.retrieval, self.k = retrieval, k
+        self.scratch, self.recorder = scratch, recorder
+
+    def _see_nearest(self, span: int) -> None:
+        """Narrow both parts to the last `span` records of each row."""
+        shared, own = self.shared, self.own
+        held = own.store.row_mask() if own is not None and isinstance(own.store, RamStore) else None
+        if own is None or held is None:
             kept = min(span, own.tokens) if own is not None else 0
             if own is not None:
                 self.own = Part(own.store, own.start + own.tokens - kept, own.stop)
             if shared is not None:
                 rest = min(span - kept, shared.tokens)
                 self.shared = Part(shared.store, shared.start + shared.tokens - rest, shared.stop)
-        self.retrieval, self.k = retrieval, k
-        self.scratch, self.recorder = scratch, recorder
+            return
+        assert own.start == 0, "records of several rows begin with the first"
+        from_end = np.cumsum(held[:, ::-1], 1)[:, ::-1]
+        own_seen = held & (from_end <= span)
+        left = np.maximum(span - held.sum(1), 0)
+        tokens = shared.tokens if shared is not None else 0
+        self._nearest = (np.arange(tokens)[None] >= tokens - left[:, None], own_seen)
 
     def chunks(self, layer: int) -> Iterator[KVChunk]:
         """All visible chunks of a layer."""
-        for part in (self.shared, self.own):
-            if part is not None and part.tokens:
+        for number, part in enumerate((self.shared, self.own)):
+            if part is None or not part.tokens:
+                continue
+            if self._nearest is None:
                 yield from part.chunks(layer)
+                continue
+            seen = self._nearest[number]
+            for chunk in part.chunks(layer):
+                low = chunk.start - part.start
+                mask = torch.from_numpy(seen[:, low : low + chunk.keys.shape[2]]).to(chunk.keys.device)
+                rows = (mask.shape[0], -1, -1, -1)
+                yield KVChunk(chunk.keys.expand(rows), chunk.values.expand(rows), mask, chunk.start)
 
     def attend(self, layer: int, query: Tensor, *, scale: float, softcap: float | None) -> tuple[Tensor, Tensor] | None:
         """See `AdditionalContext.attend`."""

@@ -7,6 +7,7 @@ key/value head, side by side:  (2, Hkv, head_dim)  with index 0 the key and 1 th
   layer belongs to token i.
 * Rows: a store serves one text (rows = 1, shared by every row of a batch) or one per row of a batch, then
   with a mask that says which records a row really has.
+* Chunks end at multiples of CHUNK_TOKENS of the store, wherever it lives, so that results are the same bits.
 * Ownership: `append` copies what it is given; chunks that are handed out are views and must not be written.
 * Empty: an empty store yields no chunk, and attention over it is the empty set (out = 0, lse = -inf).
 * Fewer than k records: top-k takes them all. Ties in the k-th place: which of the equals is taken is unspecified.
@@ -55,6 +56,10 @@ class KVStore(Protocol):
 
     def append(self, records: Mapping[int, Tensor], mask: np.ndarray | None = None) -> None:
         """Add records (R, n, 2, Hkv, head_dim) for every memory layer; mask is bool (R, n)."""
+        ...
+
+    def rewind(self, tokens: int) -> None:
+        """Forget records beyond `tokens`, which were never committed."""
         ...
 
     def chunks(self, layer: int, start: int = 0, stop: int | None = None) -> Iterator[KVChunk]:

@@ -29,7 +29,7 @@ from longfocus.memory.contract import KVStore
 from longfocus.memory.documents import Document, Place
 from longfocus.memory.geometry import MemoryGeometry
 from longfocus.memory.inram import RamBackend
-from longfocus.memory.ondisk import DiskBackend, foreign_entries, is_memory
+from longfocus.memory.ondisk import MANIFEST, UNFINISHED, DiskBackend, foreign_entries, is_memory
 
 if TYPE_CHECKING:
     from longfocus.model.focused import FocusedModel
@@ -137,16 +137,21 @@ class Memory:
         options = model.focus.config.to_dict() if model is not None else getattr(self._backend, "focus_options", {})
         source = model_source or getattr(self._backend, "model_source", None)
         target = Path(folder)
-        if target.exists() and (not target.is_dir() or foreign_entries(target)):
-            raise MemoryWriteError(f"{target} exists and is not an empty folder; choose a new one.")
-        unfinished = target.with_name(target.name + ".unfinished")
-        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished = target / UNFINISHED
         try:
+            target.mkdir(parents=True, exist_ok=True)
+            strangers = foreign_entries(target)
+            if strangers or is_memory(target):
+                raise MemoryWriteError(
+                    f"{target} is not an empty folder (it holds {(strangers or [MANIFEST])[0]!r}); choose a new one."
+                )
+            shutil.rmtree(unfinished, ignore_errors=True)
             backend = DiskBackend.create(unfinished, self.geometry, focus_options=options, model_source=source)
             with Memory._over(backend) as copy:
                 copy.extend(self)
-            shutil.rmtree(target, ignore_errors=True)
-            os.replace(unfinished, target)
+            names = sorted((entry.name for entry in unfinished.iterdir()), key=lambda name: name == MANIFEST)
+            for name in names:  # the manifest last: with it the memory is there, whole
+                os.replace(unfinished / name, target / name)
         except OSError as error:
             raise MemoryWriteError(f"{target} could not be written ({error.strerror or error}).") from error
         finally:

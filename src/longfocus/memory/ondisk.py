@@ -20,6 +20,7 @@ import errno
 import json
 import mmap
 import os
+import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -38,10 +39,15 @@ from longfocus.memory.geometry import MemoryGeometry
 FORMAT = "longfocus-memory"
 VERSION = 1
 MANIFEST, JOURNAL, LOCK = "memory.json", "journal.jsonl", "lock"
+UNFINISHED = "unfinished"
+"""Sub-folder that `save` fills before it moves the files up, the manifest last."""
 VERIFY_ON_OPEN_BYTES = 1 << 30
 """Checksums of all data are compared when opening memories up to this size; `verify` does it for any."""
 
 _NUMPY = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16, "float64": np.float64}
+
+
+_DATA_FILE = re.compile(r"(kv-\d{3,}|tokens|text)\.\d+\.bin")
 
 
 def is_memory(folder: Path) -> bool:
@@ -54,8 +60,11 @@ def is_memory(folder: Path) -> bool:
 
 def foreign_entries(folder: Path) -> list[str]:
     """Names in a folder that keep it from becoming a memory; an unfinished `create` leaves none."""
-    ours = {LOCK, JOURNAL, JOURNAL + ".new", MANIFEST + ".new"}
-    return [entry.name for entry in folder.iterdir() if entry.name not in ours]
+    ours = {LOCK, JOURNAL, JOURNAL + ".new", MANIFEST, MANIFEST + ".new", UNFINISHED}
+    names = [entry.name for entry in folder.iterdir()]
+    if MANIFEST not in names:  # data files without a manifest: a `save` that was killed while it moved them
+        names = [name for name in names if not _DATA_FILE.fullmatch(name)]
+    return [name for name in names if name not in ours]
 
 
 class DiskBackend:
@@ -101,7 +110,8 @@ class DiskBackend:
             strangers = foreign_entries(folder)
         except OSError as error:
             raise _write_error(folder, error) from error
-        if strangers:
+        if strangers or is_memory(folder):
+            strangers = strangers or [MANIFEST]
             raise MemoryWriteError(
                 f"{folder} is not empty and not a memory (it holds {strangers[0]!r}); choose a new folder."
             )
@@ -397,8 +407,11 @@ class DiskStore:
         if start >= stop:
             return
         mapped = self._mapped(layer)
-        for low in range(start, stop, CHUNK_TOKENS):
-            yield chunk_of(mapped[low : min(low + CHUNK_TOKENS, stop)].unsqueeze(0), None, low)
+        low = start
+        while low < stop:
+            high = min((low // CHUNK_TOKENS + 1) * CHUNK_TOKENS, stop)
+            yield chunk_of(mapped[low:high].unsqueeze(0), None, low)
+            low = high
 
     def _mapped(self, layer: int) -> Tensor:
         found = self._maps.get(layer)

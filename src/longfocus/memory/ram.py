@@ -1,4 +1,4 @@
-"""Memory records in RAM (or on an accelerator), in blocks, so that growing never copies what is there."""
+"""Memory records in RAM (or on an accelerator), in blocks, so that growing copies at most one block."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class RamStore:
     def append(self, records: Mapping[int, Tensor], mask: np.ndarray | None = None) -> None:
         """See `KVStore.append`; records are cast to the store's dtype and moved to its device."""
         assert set(records) == set(self.layers), "records for every memory layer, and no other"
-        count = next(iter(records.values())).shape[1]
+        count = next(iter(records.values())).shape[1] if records else 0
         if mask is not None and mask.all():
             mask = None
         if mask is not None:
@@ -62,30 +62,41 @@ class RamStore:
         done = 0
         while done < count:
             if not self._blocks or self._used[-1] == self._blocks[-1][self.layers[0]].shape[1]:
-                self._new_block(count - done)
+                self._more_room(count - done)
             used = self._used[-1]
             block = self._blocks[-1]
             take = min(block[self.layers[0]].shape[1] - used, count - done)
             for layer, new in records.items():
-                block[layer][:, used : used + take].copy_(new[:, done : done + take].detach())
+                # through .data: autograd may hold views of earlier records, which stay as they are
+                block[layer].data[:, used : used + take].copy_(new[:, done : done + take].detach())
             self._masks[-1][:, used : used + take] = True if mask is None else mask[:, done : done + take]
             self._used[-1] = used + take
             done += take
         self._tokens += count
 
-    def _new_block(self, wanted: int) -> None:
-        first = not self._blocks
-        size = min(self.block_tokens, max(wanted, 256)) if first else self.block_tokens
+    def _more_room(self, wanted: int) -> None:
+        """Grow the last block up to `block_tokens`, then begin another; so chunks end at multiples of it."""
+        old = self._used[-1] if self._blocks else self.block_tokens
+        growing = old < self.block_tokens
+        base = old if growing else 0
+        size = min(self.block_tokens, max(base + wanted, 2 * base, 256))
         shape = (self._rows, size, *self.shape)
         with torch.inference_mode(False):  # a block may outlive the mode it was first written in
             block = {layer: torch.empty(shape, dtype=self.dtype, device=self.device) for layer in self.layers}
-        self._blocks.append(block)
-        self._masks.append(np.zeros((self._rows, size), dtype=bool))
-        self._used.append(0)
+        mask = np.zeros((self._rows, size), dtype=bool)
+        if growing:
+            for layer, records in self._blocks[-1].items():
+                block[layer][:, :base] = records[:, :base]
+            mask[:, :base] = self._masks[-1][:, :base]
+            self._blocks[-1], self._masks[-1] = block, mask
+        else:
+            self._blocks.append(block)
+            self._masks.append(mask)
+            self._used.append(0)
 
     def rewind(self, tokens: int) -> None:
         """Forget records beyond `tokens`."""
-        surplus = self._tokens - tokens
+        surplus = sum(self._used) - tokens  # an append that was interrupted halfway counts
         while surplus > 0:
             cut = min(surplus, self._used[-1])
             self._used[-1] -= cut
@@ -108,6 +119,12 @@ class RamStore:
                 yield chunk_of(block[layer][:, low:high], allowed, at + low)
             at += used
 
+    def row_mask(self) -> np.ndarray | None:
+        """bool (R, tokens): which records each row really has; None: all."""
+        if self._dense:
+            return None
+        return np.concatenate([mask[:, :used] for mask, used in zip(self._masks, self._used, strict=True)], 1)
+
     def row_counts(self) -> np.ndarray:
         """int (R,): records that each row really has."""
         counts = np.zeros(self._rows, dtype=np.int64)
@@ -117,7 +134,9 @@ class RamStore:
 
     def select_rows(self, index: Tensor) -> None:
         """Keep (and repeat, reorder) rows by index (R',), as beam search asks."""
-        for number, block in enumerate(self._blocks):
-            self._blocks[number] = {layer: kv.index_select(0, index.to(kv.device)) for layer, kv in block.items()}
-            self._masks[number] = self._masks[number][index.cpu().numpy()]
+        with torch.inference_mode(False):  # blocks are written to later, in whatever mode
+            index = index.clone()
+            for number, block in enumerate(self._blocks):
+                self._blocks[number] = {layer: kv.index_select(0, index.to(kv.device)) for layer, kv in block.items()}
+                self._masks[number] = self._masks[number][index.cpu().numpy()]
         self._rows = int(index.numel())

@@ -16,7 +16,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from longfocus.config import FocusConfig
-from longfocus.errors import UnsupportedModelError
+from longfocus.errors import ConfigError, UnsupportedModelError
 from longfocus.model.attention_function import NAME, register
 from longfocus.model.focus import Focus
 from longfocus.model.focused import FocusedModel
@@ -41,18 +41,19 @@ def attach(model: Any, config: FocusConfig | None = None, **options: Any) -> Any
         ConfigError: an option is impossible for this model.
     """
     if config is not None and options:
-        raise UnsupportedModelError("attach: give a FocusConfig or keywords, not both.")
+        raise ConfigError("attach: give a FocusConfig or keywords, not both.")
     if not isinstance(model, PreTrainedModel):
         raise UnsupportedModelError(
             f"attach: a {type(model).__name__} given, expected a transformers model; attach before wrapping it "
             "(with peft, for instance)."
         )
-    if isinstance(model, FocusedModel):
-        detach(model)
+    stored = getattr(model.config, CONFIG_KEY, None)
     if config is None:
-        stored = getattr(model.config, CONFIG_KEY, None)
         config = FocusConfig.from_dict(options if options or not stored else stored)
     focus = Focus(model, config)
+    if isinstance(model, FocusedModel):
+        stored = cast(Any, model)._longfocus_undo[2]
+        detach(model)  # only now: a refused second attach leaves the first as it was
     register()
     previous = model.config._attn_implementation
     hooks = [
@@ -62,7 +63,7 @@ def attach(model: Any, config: FocusConfig | None = None, **options: Any) -> Any
     any_model = cast(Any, model)
     any_model.__class__ = _focused_class(cast(Any, type(model)))
     any_model.focus = focus
-    any_model._longfocus_undo = (previous, hooks)
+    any_model._longfocus_undo = (previous, hooks, stored)
     setattr(model.config, CONFIG_KEY, focus.config.to_dict())
     model.set_attn_implementation(NAME)
     return model
@@ -73,12 +74,15 @@ def detach(model: Any) -> Any:
     if not isinstance(model, FocusedModel):
         return model
     any_model = cast(Any, model)
-    previous, hooks = any_model._longfocus_undo
+    previous, hooks, stored = any_model._longfocus_undo
     for hook in hooks:
         hook.remove()
     any_model.__class__ = type(model).__mro__[2]
     del any_model.focus, any_model._longfocus_undo
-    delattr(any_model.config, CONFIG_KEY)
+    if stored is None:
+        delattr(any_model.config, CONFIG_KEY)
+    else:
+        setattr(any_model.config, CONFIG_KEY, stored)
     any_model.set_attn_implementation(previous)
     return model
 

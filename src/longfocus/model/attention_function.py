@@ -23,6 +23,7 @@ from transformers.masking_utils import sdpa_mask
 
 from longfocus.attention import attend, merge
 from longfocus.attention.context import AdditionalContext
+from longfocus.errors import UnsupportedCallError
 from longfocus.positions import RotaryTable, rotate
 
 NAME = "longfocus"
@@ -131,12 +132,19 @@ def longfocus_attention(
         key = rotate(key, *table.at(focus.key_positions))
         if focus.memory_positions == "first":
             memory_query = query
+    if kwargs.get("dropout"):
+        raise UnsupportedCallError(
+            f"attention_dropout: {kwargs['dropout']} given, expected 0: attention over local and memory keys has no dropout. "
+            "Load the model with attention_dropout=0."
+        )
     mask = focus.mask(sliding_window, memory_layer=True)
     out, lse = attend(query, key, value, mask=mask, scale=scale, softcap=softcap)
     if focus.context is not None:
         additional = focus.context.attend(layer, memory_query, scale=scale, softcap=softcap)
         if additional is not None:
             out, lse = merge(((out, lse), additional))
+            if focus.valid is not None:  # padding gives no mass
+                lse = lse.masked_fill(~focus.valid[:, None, -lse.shape[2] :], torch.inf)
             focus.context.record_mass(layer, memory_query, lse, scale=scale, softcap=softcap)
     return out.transpose(1, 2).contiguous(), None
 

@@ -13,6 +13,7 @@ since a token that moves to memory changes its encoding.
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -94,6 +95,15 @@ class LocalLayer(CacheLayerMixin):
         self._buffers = (buffers[0], buffers[1])
         self._begin = 0
 
+    @property
+    def state(self) -> tuple[Any, ...]:
+        """What `update`, `trim` and `replace` change; may be set back."""
+        return self.keys, self.values, self._buffers, self._begin, self.is_initialized
+
+    @state.setter
+    def state(self, state: tuple[Any, ...]) -> None:
+        self.keys, self.values, self._buffers, self._begin, self.is_initialized = state
+
     def replace(self, keys: Tensor | None, values: Tensor | None) -> None:
         """Take these tensors as the window; the next `update` copies them into a new buffer."""
         self.keys, self.values = keys, values
@@ -165,6 +175,7 @@ class FocusCache(Cache):
         self.valid = np.zeros((0, 0), dtype=bool)
         self.stored = np.zeros((0, 0), dtype=bool)
         self.recorder: MassRecorder | None = None
+        self._removable: int | None = None  # last columns that `crop` may take back; None: nothing has moved so far
         self._own = own
         self._document_start = document_start
 
@@ -194,7 +205,7 @@ class FocusCache(Cache):
         other = FocusCache(self.focus, self.memory, last_window=self.last_window, document_start=self._document_start)
         memo[id(self)] = other
         other.seen, other.valid, other.stored = self.seen, self.valid.copy(), self.stored.copy()
-        other._own = copy.deepcopy(self._own, memo)
+        other._own, other._removable = copy.deepcopy(self._own, memo), self._removable
         for mine, copied in zip(self.local_layers, other.local_layers, strict=True):
             if mine.keys is not None and mine.values is not None:
                 copied.lazy_initialization(mine.keys, mine.values)
@@ -214,7 +225,8 @@ class FocusCache(Cache):
         if self.rows == 0:
             self.valid = np.zeros((tokens.shape[0], 0), dtype=bool)
             self.stored = np.zeros((tokens.shape[0], 0), dtype=bool)
-        if drop.any():
+        self._moves = bool(drop.any())
+        if self._moves:
             self._drop(drop)
         device = self.focus.device
         valid = np.concatenate((self.valid, tokens), 1)
@@ -241,14 +253,34 @@ class FocusCache(Cache):
 
     def close_pass(self, store: np.ndarray) -> None:
         """Account for the columns that the layers have appended; store whole windows of rows `store` (bool (B,))."""
+        columns = self._pending[0].shape[1] - self.valid.shape[1]
         self.valid, self.stored = self._pending
+        if store.any():
+            self._removable = 0
+        elif self._moves:
+            self._removable = columns
+        elif self._removable is not None:
+            self._removable += columns
         if store.any():
             self._move(self.valid & store[:, None])
 
-    def abandon_pass(self) -> None:
-        """Forget what the layers appended in a pass that did not finish (Ctrl-C, an error)."""
-        for layer in self.local_layers:
-            layer.cut(layer.columns - self.valid.shape[1])
+    def snapshot(self) -> Callable[[], None]:
+        """A function that takes the cache back to this moment, for calls that do not finish (Ctrl-C, an error).
+
+        Nothing is copied: passes write only behind what is there, and records are only appended.
+        """
+        layers = [layer.state for layer in self.local_layers]
+        state = (self.valid, self.stored, self.seen, self._removable, self._own)
+        tokens = self._own.tokens if self._own is not None else 0
+
+        def restore() -> None:
+            for layer, before in zip(self.local_layers, layers, strict=True):
+                layer.state = before
+            self.valid, self.stored, self.seen, self._removable, self._own = state
+            if self._own is not None:
+                self._own.rewind(tokens)
+
+        return restore
 
     def _context(self, span: int | None) -> MemoryContext | None:
         shared = Part(self.memory.store, 0, self.memory.tokens) if self.memory is not None else None
@@ -294,6 +326,9 @@ class FocusCache(Cache):
         moving = columns & ~self.stored
         used = np.flatnonzero(moving.any(0))
         if not used.size:
+            return
+        if not self.focus.config.layers:  # windows alone: there is no memory to move to
+            self.stored = self.stored | moving
             return
         low, high = int(used[0]), int(used[-1]) + 1
         records: dict[int, Tensor] = {}
@@ -376,10 +411,11 @@ class FocusCache(Cache):
         if count == 0:
             return
         local = self.valid.shape[1]
-        if count > local or self.stored[:, local - count :].any():
+        removable = local if self._removable is None else min(local, self._removable)
+        if count > removable:
             raise UnsupportedCallError(
-                f"crop: {count} tokens asked back, but only {int((~self.stored).sum(1).min()) if local else 0} are still "
-                "local; the others have moved to memory and stay there."
+                f"crop: {count} tokens asked back, but only {removable} are still local as they were fed; "
+                "the others have moved to memory and stay there."
             )
         if not self.valid[:, local - count :].all():
             raise UnsupportedCallError(
@@ -389,11 +425,13 @@ class FocusCache(Cache):
         for layer in self.local_layers:
             layer.cut(count)
         self.seen -= count
+        if self._removable is not None:
+            self._removable -= count
 
     def reset(self) -> None:
         """Forget everything but the shared memory."""
         for layer in self.local_layers:
             layer.replace(None, None)
-        self.seen = 0
+        self.seen, self._removable = 0, None
         self.valid, self.stored = np.zeros((0, 0), dtype=bool), np.zeros((0, 0), dtype=bool)
         self._own = None

@@ -104,33 +104,44 @@ class FocusedModel:
         if use_cache is None:
             use_cache = bool(getattr(self.config, "use_cache", True))
 
-        kept = _kept_columns(logits_to_keep, columns)
+        wanted_columns = _wanted_columns(logits_to_keep, rows, columns)
+        kept = np.zeros(columns, dtype=bool)
+        kept[wanted_columns] = True
         blocks = list(self._schedule(present, cache))
+        use_cache = self._check_checkpointing(use_cache, one_window=len(blocks) == 1 and cache.seen == 0)
         alone = len(blocks) == 1 and not use_cache and cache.seen == 0
         logits: list[tuple[_Block, int, Tensor]] = []
         hidden: list[tuple[_Block, tuple[Tensor, ...]]] = []
-        for block in blocks:
-            first = block.first_needed(kept)
-            wanted = block.width - first if first is not None else 1
-            output = self._run(block, source, input_ids is not None, cache, alone, wanted, kwargs)
-            if first is not None:
-                logits.append((block, first, output.logits))
-            if output.hidden_states is not None:
-                hidden.append((block, output.hidden_states))
+        restore = cache.snapshot()
+        try:
+            for block in blocks:
+                first = block.first_needed(kept)
+                wanted = block.width - first if first is not None else 1
+                output = self._run(block, source, input_ids is not None, cache, alone, wanted, kwargs)
+                if first is not None:
+                    logits.append((block, first, output.logits))
+                if output.hidden_states is not None:
+                    hidden.append((block, output.hidden_states))
+        except BaseException:
+            restore()
+            raise
         cache.seen += columns
+        result_logits = _arrange(_assemble(logits, kept, rows, columns), kept, wanted_columns)
+        loss = None
+        if labels is not None:
+            vocabulary = self.config.get_text_config().vocab_size
+            function: Any = cast(Any, self).loss_function
+            loss = function(logits=result_logits, labels=labels, vocab_size=vocabulary, **loss_kwargs)
         result = CausalLMOutputWithPast(
-            logits=_assemble(logits, kept, rows, columns),
+            loss=loss,
+            logits=result_logits,
             cache=cache if use_cache else None,
             hidden_states=_assemble_hidden(hidden, rows, columns),
         )
-        if labels is not None:
-            vocabulary = self.config.get_text_config().vocab_size
-            loss: Any = cast(Any, self).loss_function
-            result.loss = loss(logits=result.logits, labels=labels, vocab_size=vocabulary, **loss_kwargs)
         return result.to_tuple() if return_dict is False else result
 
     def _check_call(self, cache: Any, kwargs: dict[str, Any]) -> FocusCache | None:
-        if kwargs.get("output_attentions"):
+        if kwargs.get("output_attentions") or getattr(self.config, "output_attentions", False):
             raise UnsupportedCallError(
                 "output_attentions: attention weights over a memory are not kept; "
                 "see longfocus.analysis for the mass that each part of the memory received."
@@ -146,6 +157,18 @@ class FocusedModel:
                 f"cache: a {type(cache).__name__} given, expected a FocusCache; make one with model.new_cache()."
             )
         return cache
+
+    def _check_checkpointing(self, use_cache: bool, *, one_window: bool) -> bool:
+        """Layers that are checkpointed get no cache, so a training pass with checkpoints is one window by itself."""
+        model: Any = self
+        if not (model.training and model.is_activation_checkpointing):
+            return use_cache
+        if not one_window:
+            raise UnsupportedCallError(
+                "forward: gradient checkpointing is on, and then one call may hold one window "
+                f"({self.focus.config.window_tokens} tokens) and no earlier cache; feed windows one by one, or call model.eval()."
+            )
+        return False
 
     def _schedule(self, present: np.ndarray, cache: FocusCache) -> Iterator[_Block]:
         """Blocks of new tokens, each row's windows its own; rows with fewer windows wait, so that all end together."""
@@ -184,21 +207,17 @@ class FocusedModel:
     ) -> Any:
         window_pass = cache.open_pass(block.tokens, block.drop, reading=bool(block.store.any()))
         inner: Any = super().forward  # type: ignore[misc]
-        try:
-            output = inner(
-                **{"input_ids" if is_ids else "inputs_embeds": block.gather(source)},
-                # a finished (4-D) mask makes the models skip their own; ours travel in `focus`
-                attention_mask=torch.ones(1, 1, 1, 1, dtype=torch.bool, device=source.device),
-                position_ids=window_pass.query_positions,
-                cache=None if alone else cache,
-                use_cache=not alone,
-                logits_to_keep=logits_wanted,
-                focus=window_pass,
-                **kwargs,
-            )
-        except BaseException:
-            cache.abandon_pass()
-            raise
+        output = inner(
+            **{"input_ids" if is_ids else "inputs_embeds": block.gather(source)},
+            # a finished (4-D) mask makes the models skip their own; ours travel in `focus`
+            attention_mask=torch.ones(1, 1, 1, 1, dtype=torch.bool, device=source.device),
+            position_ids=window_pass.query_positions,
+            cache=None if alone else cache,
+            use_cache=not alone,
+            logits_to_keep=logits_wanted,
+            focus=window_pass,
+            **kwargs,
+        )
         if not alone:
             cache.close_pass(block.store)
         return output
@@ -218,14 +237,21 @@ class FocusedModel:
         """
         last_window = kwargs.pop("last_window", None)
         last_window = kwargs.pop("last_context_length", last_window)  # the name in the authors' code
-        generation_config = kwargs.get("generation_config")
+        settings = (kwargs.get("generation_config"), getattr(self, "generation_config", None))
+
+        def asked(name: str) -> Any:
+            """The argument, else the call's generation config, else the model's."""
+            given = [kwargs.get(name), *(getattr(setting, name, None) for setting in settings)]
+            return next((value for value in given if value is not None), None)
+
         for name, why in _NOT_GENERATED.items():
-            if kwargs.get(name) is not None or getattr(generation_config, name, None) is not None:
+            if asked(name) is not None:
                 raise UnsupportedCallError(f"generate: {name} cannot be used: {why}.")
-        if kwargs.get("use_cache") is False:
+        if asked("use_cache") is False:
             raise UnsupportedCallError("generate: use_cache=False given; the local window and memory are the cache.")
         old_cache = kwargs.pop("past_key_values", None)
-        cache = self._check_call(kwargs.pop("cache", None) or old_cache, {})
+        given_cache = kwargs.pop("cache", None)
+        cache = self._check_call(given_cache if given_cache is not None else old_cache, {})
         if cache is None:
             cache = self.new_cache(memory, last_window=last_window)
         elif memory is not None and memory is not cache.memory:
@@ -260,8 +286,13 @@ def read_window(model: FocusedModel, ids: Tensor, cache: FocusCache) -> None:
     local = int(cache.local_tokens[0]) if cache.rows else 0
     drop = max(0, local - model.focus.config.overlap)
     block = _Block(np.arange(ids.shape[1])[None], drop=np.array([drop]), store=np.array([True]))
-    with torch.no_grad():
-        model._run(block, ids.to(model.focus.device), True, cache, alone=False, logits_wanted=1, kwargs={})
+    restore = cache.snapshot()
+    try:
+        with torch.no_grad():
+            model._run(block, ids.to(model.focus.device), True, cache, alone=False, logits_wanted=1, kwargs={})
+    except BaseException:
+        restore()
+        raise
     cache.seen += ids.shape[1]
 
 
@@ -328,16 +359,31 @@ def _check_positions(position_ids: Tensor | None, present: np.ndarray) -> None:
             )
 
 
-def _kept_columns(logits_to_keep: int | Tensor, columns: int) -> np.ndarray:
-    """bool (T,): columns whose logits are wanted."""
-    kept = np.zeros(columns, dtype=bool)
+def _wanted_columns(logits_to_keep: int | Tensor, rows: int, columns: int) -> np.ndarray:
+    """Columns whose logits are wanted, in the order of the result: int (K,), or (B, K) when given per row."""
+    every = np.arange(columns)
     if isinstance(logits_to_keep, Tensor):
-        kept[logits_to_keep.cpu().numpy()] = True
-    elif logits_to_keep == 0:
-        kept[:] = True
-    else:
-        kept[max(0, columns - logits_to_keep) :] = True
-    return kept
+        index = logits_to_keep.cpu().numpy()
+        if index.ndim not in (1, 2) or (index.ndim == 2 and (index.shape[0] != rows or index.dtype == bool)):
+            raise UnsupportedCallError(
+                f"logits_to_keep: shape {index.shape} given, expected columns (K,), a mask ({columns},) or ({rows}, K)."
+            )
+        try:
+            return every[index]
+        except IndexError as error:
+            raise UnsupportedCallError(f"logits_to_keep: {error}.") from error
+    return every if logits_to_keep == 0 else every[max(0, columns - logits_to_keep) :]
+
+
+def _arrange(logits: Tensor, kept: np.ndarray, wanted: np.ndarray) -> Tensor:
+    """Logits (B, kept, V) in the order, and with the repeats, that were asked for."""
+    index = (np.cumsum(kept) - 1)[wanted]
+    if wanted.ndim == 1:
+        if len(index) == logits.shape[1] and (index == np.arange(len(index))).all():
+            return logits
+        return logits[:, torch.from_numpy(index).to(logits.device)]
+    at = torch.from_numpy(index).to(logits.device)
+    return logits.gather(1, at.unsqueeze(-1).expand(-1, -1, logits.shape[-1]))
 
 
 def _assemble(found: list[tuple[_Block, int, Tensor]], kept: np.ndarray, rows: int, columns: int) -> Tensor:

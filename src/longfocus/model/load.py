@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
 from longfocus.config import FocusConfig
-from longfocus.errors import ModelNotFoundError
+from longfocus.errors import LongfocusError, ModelNotFoundError
 from longfocus.model import longllama
 from longfocus.model.attach import attach
 from longfocus.model.default_model import NAME as DEFAULT
@@ -56,7 +57,9 @@ def load(
             model = AutoModelForCausalLM.from_pretrained(path, **arguments)
             kept = getattr(model.config, "longfocus", None)
             stored = FocusConfig.from_dict(kept) if kept else None
-    except OSError as error:
+    except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
+        if isinstance(error, LongfocusError):
+            raise
         raise ModelNotFoundError(f"No usable model in {path_or_id}: {_first_line(error)}") from error
     if device is not None:
         model = model.to(device)
@@ -73,7 +76,7 @@ def load_tokenizer(path_or_id: str | Path = DEFAULT) -> Any:
     path = resolve(path_or_id, None)
     try:
         return AutoTokenizer.from_pretrained(path)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise ModelNotFoundError(f"No usable tokenizer in {path_or_id}: {_first_line(error)}") from error
 
 
@@ -97,7 +100,7 @@ def _raw_config(path: str) -> dict[str, Any]:
 
     try:
         raw, _ = PretrainedConfig.get_config_dict(path)
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise ModelNotFoundError(f"No model at {path}: {_first_line(error)}") from error
     if not raw:
         raise ModelNotFoundError(f"{path} holds no config.json; it is not a model.")

@@ -46,15 +46,11 @@ def plan_steps(new: int, local: int, config: FocusConfig, last_window: int | Non
     if config.overflow == "all":
         return _authors_steps(new, local, config.window_tokens, last or config.window_tokens)
     window, overlap = config.window_tokens, config.overlap
-    if last is None:
-        keep = max(1, window // 2)
-        split = local + new > window and new > keep
-    else:
-        keep = last
-        split = new > keep
-    if not split:
-        keep = min(keep, window - new)
-        return [Step(new, max(0, local - keep) if local + new > window else 0, False)]
+    keep = last if last is not None else max(1, window // 2)
+    if local + new <= window:
+        return [Step(new, 0, False)]
+    if new <= window:  # it fits if the older part leaves
+        return [Step(new, max(0, local - min(keep, window - new)), False)]
 
     steps: list[Step] = []
     unit = window - overlap
@@ -82,8 +78,6 @@ def _flexible_prefix(new: int, local: int, window: int, unit: int, keep: int) ->
     `keep` tokens, some of them from the window before.
     """
     first = window - local if local < window else unit
-    if new <= first:
-        return new - keep
     remainder = (new - first) % unit or unit
     return new - max(remainder, min(keep, unit))
 

@@ -1,0 +1,51 @@
+"""What test_saved_memory.py lets other processes do with a memory; see tests/processes.py."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from longfocus import Memory, Reader, find_sources
+from longfocus.memory.ondisk import is_memory
+from tests.memory.saved import focused, tokenizer_of_these_tests
+
+
+def remember(folder: str, *paths: str) -> None:
+    """As `longfocus remember PATHS --into FOLDER` with a tiny model: makes the memory or adds to it."""
+    torch.set_num_threads(1)
+    model, tokenizer = focused(), tokenizer_of_these_tests()
+    memory = (
+        Memory.open(folder, model=model, tokenizer=tokenizer, writable=True)
+        if is_memory(Path(folder))
+        else Memory.create(folder, model, tokenizer)
+    )
+    with memory:
+        reader = Reader(model, tokenizer, memory)
+        print("reading", flush=True)
+        for source in find_sources(paths).sources:
+            if not reader.is_remembered(source):
+                reader.read(source)
+
+
+def hold(folder: str) -> None:
+    """Open for writing, and keep it so until killed."""
+    with Memory.open(folder, writable=True):
+        print("holding", flush=True)
+        while True:
+            time.sleep(1)
+
+
+def write_until_killed(folder: str, path: str) -> None:
+    """Read the same text again and again."""
+    torch.set_num_threads(1)
+    model, tokenizer = focused(), tokenizer_of_these_tests()
+    with Memory.open(folder, model=model, tokenizer=tokenizer, writable=True) as memory:
+        reader = Reader(model, tokenizer, memory)
+        source = find_sources([path]).sources[0]
+        print("writing", flush=True)
+        while memory.tokens < 100_000:
+            reader.read(source)
+    sys.exit(3)  # nobody killed us

@@ -1,0 +1,29 @@
+"""Files to read, and a model that reads them, for test_saved_memory.py."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.memory.saved import TEXT, focused, tokenizer_of_these_tests
+
+
+@pytest.fixture(scope="session")
+def model() -> Any:
+    return focused()
+
+
+@pytest.fixture(scope="session")
+def words() -> Any:
+    return tokenizer_of_these_tests()
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> list[Path]:
+    """Two files: some 900 tokens in many scripts, and 100 tokens of prose."""
+    paths = [tmp_path / "many scripts.txt", tmp_path / "prose.txt"]
+    paths[0].write_bytes(TEXT.encode())
+    paths[1].write_bytes(b"It was late. She said that it was neither the captain nor the mate.\r\n" * 4)
+    return paths
