@@ -12,7 +12,6 @@ Documents are data: text that spells a special token is tokenised as ordinary ch
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -80,19 +79,22 @@ def leading_ids(tokenizer: Any) -> list[int]:
     return []
 
 
-_COPIES: weakref.WeakKeyDictionary[Any, tuple[int, Any]] = weakref.WeakKeyDictionary()
+_COPIES: list[tuple[Any, int, Any]] = []  # (tokenizer, its vocabulary's size, copy), newest last
 
 
 def _private_copy(tokenizer: Any) -> Any:
     """The tokenizer's backend, copied, as documents need it: the caller's may pad, truncate, or be in use elsewhere."""
-    size, copy = _COPIES.get(tokenizer, (-1, None))
-    if copy is None or size != len(tokenizer):
-        backend = tokenizer.backend_tokenizer
-        copy = backend.from_str(backend.to_str())
-        copy.no_truncation()
-        copy.no_padding()
-        copy.encode_special_tokens = True
-        _COPIES[tokenizer] = (len(tokenizer), copy)
+    backend = tokenizer.backend_tokenizer
+    size = backend.get_vocab_size()
+    for known, known_size, copy in _COPIES:
+        if known is tokenizer and known_size == size:
+            return copy
+    copy = backend.from_str(backend.to_str())
+    copy.no_truncation()
+    copy.no_padding()
+    copy.encode_special_tokens = True
+    del _COPIES[:-1]  # one tokenizer is in use at a time, two when models are compared
+    _COPIES.append((tokenizer, size, copy))
     return copy
 
 

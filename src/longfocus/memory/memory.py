@@ -138,6 +138,7 @@ class Memory:
         source = model_source or getattr(self._backend, "model_source", None)
         target = Path(folder)
         unfinished = target / UNFINISHED
+        made = not os.path.lexists(target)
         try:
             target.mkdir(parents=True, exist_ok=True)
             strangers = foreign_entries(target)
@@ -156,6 +157,8 @@ class Memory:
             raise MemoryWriteError(f"{target} could not be written ({error.strerror or error}).") from error
         finally:
             shutil.rmtree(unfinished, ignore_errors=True)
+            if made and not is_memory(target):
+                shutil.rmtree(target, ignore_errors=True)
 
     # -- what is inside ----------------------------------------------------------------------------------
 
