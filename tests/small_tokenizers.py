@@ -52,7 +52,7 @@ CHAT = (
 NO_SYSTEM = (
     BOS
     + "{% for m in messages %}{% if m['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
-    "[{{ m['role'] }}]\n{{ m['content'] | trim }}"
+    "[{{ 'model' if m['role'] == 'assistant' else m['role'] }}]\n{{ m['content'] | trim }}"
     + EOS
     + "\n{% endfor %}{% if add_generation_prompt %}[model]\n{% endif %}"
 )

@@ -79,6 +79,8 @@ def passages(memory: Memory, mass: np.ndarray, count: int) -> list[Passage]:
         text = texts.setdefault(document.id, memory.text_of(document))
         first, last = memory.span(document, start, stop)
         first, last = _whole_lines(text, first, last)
+        while first < last and text[first] == "\n":  # the place is that of the first line shown
+            first += 1
         found.append(Passage(memory.place(document, text, first), text[first:last].strip("\n"), received, start, stop))
     return found
 

@@ -78,6 +78,6 @@ def chat(
             continue
         print()
         if last.stopped == "interrupt":
-            common.note("Stopped; the conversation starts over.")
+            common.note("Stopped; this question is forgotten.")
         elif sources:
             common.print_sources(last.sources[:sources])

@@ -89,39 +89,39 @@ class Conversation:
             )
         ids = [*self._ids, *prompt]
         device = self.model.focus.device
-        with torch.no_grad():
-            if len(prompt) > 1:  # all but the last, so that only queries that produce answer tokens are recorded
-                self.model.forward(
-                    torch.tensor([prompt[:-1]], device=device), cache=cache, use_cache=True, logits_to_keep=1
-                )
-            recorder = MassRecorder(self.memory.tokens if self.memory is not None else 0)
-            cache.recorder = recorder
-            pieces: list[str] = []
+        recorder = MassRecorder(self.memory.tokens if self.memory is not None else 0)
+        pieces: list[str] = []
 
-            def receive(text: str) -> None:
-                pieces.append(text)
-                emit(text)
+        def receive(text: str) -> None:
+            pieces.append(text)
+            emit(text)
 
-            stopped = "length"
-            seen = cache.seen
-            try:
+        output, stopped = ids, "length"
+        restore, seen = cache.snapshot(), cache.seen
+        try:
+            with torch.no_grad():
+                if len(prompt) > 1:  # all but the last, so that only queries that produce answer tokens are recorded
+                    fed = torch.tensor([prompt[:-1]], device=device)
+                    self.model.forward(fed, cache=cache, use_cache=True, logits_to_keep=1)
+                seen = cache.seen
+                cache.recorder = recorder
                 output = self.model.generate(
                     torch.tensor([ids], device=device),
                     cache=cache,
                     streamer=_Callback(self.tokenizer, receive),
                     **self._generation(),
                 )[0].tolist()
-            except KeyboardInterrupt:
-                output, stopped = ids, "interrupt"
-            finally:
-                cache.recorder = None
-            recorder.queries = max(1, cache.seen - seen)
+        except KeyboardInterrupt:
+            stopped = "interrupt"
+        finally:
+            cache.recorder = None
+        recorder.queries = max(1, cache.seen - seen)
         new = output[len(ids) :]
-        if new and new[-1] in self._end_ids():
-            stopped = "end"
         if stopped == "interrupt":
-            self._cache, self._ids = None, []  # a half-answered turn is forgotten as a whole
+            restore()  # a half-answered turn is forgotten; the ones before stay
         else:
+            if new and new[-1] in self._end_ids():
+                stopped = "end"
             self._ids = output
             self._catch_up(cache, output)
         mass = token_mass(recorder)
