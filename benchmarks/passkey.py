@@ -71,7 +71,9 @@ def main() -> None:
             far = key not in tokenizer.decode(ids[0, -local:])
             beyond += far
             for name, model in (("full attention", plain), ("memory", focused)):
-                out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=8, do_sample=False, pad_token_id=2)
+                out = model.generate(
+                    ids, attention_mask=torch.ones_like(ids), max_new_tokens=8, do_sample=False, pad_token_id=2
+                )
                 found = key in tokenizer.decode(out[0, ids.shape[1] :])
                 right[name] += found
                 right["beyond"] += found and far and name == "memory"

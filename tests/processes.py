@@ -11,6 +11,7 @@ ordinary process with its own pid, descriptors and locks; signals reach it alone
 from __future__ import annotations
 
 import atexit
+import contextlib
 import importlib
 import json
 import os
@@ -141,7 +142,7 @@ def _serve() -> None:
     import torch
 
     torch.set_num_threads(1)  # no thread pool may exist when a child is forked
-    for module in ("longfocus.cli", "longfocus.model.load", "longfocus.model.answering", "longfocus.model.reading"):
+    for module in ("longfocus.cli", "longfocus.model.load", "longfocus.answering", "longfocus.model.reading"):
         importlib.import_module(module)
     importlib.import_module("transformers.models.llama.modeling_llama")
     answers = os.fdopen(os.dup(1), "w")
@@ -189,10 +190,8 @@ def _become(request: dict[str, Any]) -> None:
         traceback.print_exc()
     finally:
         for stream in (sys.stdout, sys.stderr):
-            try:
+            with contextlib.suppress(OSError):
                 stream.flush()
-            except OSError:
-                pass
         os._exit(code)
 
 

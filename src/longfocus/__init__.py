@@ -16,6 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from longfocus.analysis.attribution import Passage as Passage
+    from longfocus.answering import Answer as Answer
+    from longfocus.answering import Conversation as Conversation
+    from longfocus.answering import Sampling as Sampling
     from longfocus.attention import attend as attend
     from longfocus.attention import merge as merge
     from longfocus.config import FocusConfig as FocusConfig
@@ -23,9 +26,6 @@ if TYPE_CHECKING:
     from longfocus.data.documents import find_sources as find_sources
     from longfocus.errors import LongfocusError as LongfocusError
     from longfocus.memory.memory import Memory as Memory
-    from longfocus.model.answering import Answer as Answer
-    from longfocus.model.answering import Conversation as Conversation
-    from longfocus.model.answering import Sampling as Sampling
     from longfocus.model.attach import attach as attach
     from longfocus.model.attach import detach as detach
     from longfocus.model.cache import FocusCache as FocusCache
@@ -35,15 +35,15 @@ if TYPE_CHECKING:
     from longfocus.model.reading import read_ids as read_ids
 
 _PUBLIC = {
-    "Answer": "longfocus.model.answering",
-    "Conversation": "longfocus.model.answering",
+    "Answer": "longfocus.answering",
+    "Conversation": "longfocus.answering",
     "FocusCache": "longfocus.model.cache",
     "FocusConfig": "longfocus.config",
     "LongfocusError": "longfocus.errors",
     "Memory": "longfocus.memory.memory",
     "Passage": "longfocus.analysis.attribution",
     "Reader": "longfocus.model.reading",
-    "Sampling": "longfocus.model.answering",
+    "Sampling": "longfocus.answering",
     "Source": "longfocus.data.documents",
     "attach": "longfocus.model.attach",
     "attend": "longfocus.attention",

@@ -105,7 +105,7 @@ def test_remember_info_ask_add_ask_and_chat_with_the_default_model(
         8,
         "--sources",
         1,
-        stdin="Hello!\n\nAnd what else?\n/sources\n/quit\nnever\n".encode(),
+        stdin=b"Hello!\n\nAnd what else?\n/sources\n/quit\nnever\n",
     )
     assert done.code == 0
     assert done.out.count("Sources, by attention mass:") == 3

@@ -547,9 +547,8 @@ def test_a_lock_keeps_a_second_writer_out_until_the_first_is_gone(damaged: Path,
     assert "MemoryLockedError" in second.err
     child.kill()
     assert child.wait().code == -9
-    with Memory.open(damaged, writable=True):
-        with pytest.raises(MemoryLockedError):
-            Memory.open(damaged, writable=True)
+    with Memory.open(damaged, writable=True), pytest.raises(MemoryLockedError):
+        Memory.open(damaged, writable=True)
     with Memory.open(damaged, writable=True):
         pass
 
@@ -845,7 +844,7 @@ def test_the_object_that_met_a_full_disk_can_go_on_when_there_is_room(
     with Memory.create(disk / "memory", model, words) as memory:
         with pytest.raises(MemoryWriteError):
             read(model, memory, *texts)
-        assert 0 < memory.tokens
+        assert memory.tokens > 0
         grow(disk, 4096)
         read(model, memory, *texts)
         assert_same(held(memory), held(in_ram(model, *texts)))
@@ -859,7 +858,7 @@ def test_a_memory_that_cannot_be_made_or_saved_leaves_nothing_behind(
     for kib in (4, 8, 100):
         disk = small_disk(kib)
         for _ in range(2):
-            with pytest.raises(MemoryWriteError, match="full|No space"):
+            with pytest.raises(MemoryWriteError, match=r"full|No space"):
                 in_ram(model, *texts).save(disk / "memory")
             assert [path.name for path in disk.iterdir()] == []
     disk = small_disk(4)

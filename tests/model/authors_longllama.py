@@ -34,8 +34,8 @@ class AuthorsLongLlama:
         self.head_dim = config["hidden_size"] // self.heads
         self.layers = range(config["num_hidden_layers"])
         nothing = weights["lm_head.weight"].new_zeros(self.key_heads, 0, self.head_dim)
-        self.cached = {layer: (nothing, nothing) for layer in self.layers}  # keys not rotated
-        self.memory = {layer: (nothing, nothing) for layer in config["mem_layers"]}
+        self.cached = dict.fromkeys(self.layers, (nothing, nothing))  # keys not rotated
+        self.memory = dict.fromkeys(config["mem_layers"], (nothing, nothing))
 
     def prompt(self, ids: Tensor) -> Tensor:
         """Logits of every token of a prompt (T,)."""

@@ -19,7 +19,19 @@ import torch
 import transformers
 from torch import Tensor
 
-from longfocus import Conversation, FocusCache, FocusConfig, Memory, Reader, Sampling, attach, find_sources, load, load_tokenizer, read_ids
+from longfocus import (
+    Conversation,
+    FocusCache,
+    FocusConfig,
+    Memory,
+    Reader,
+    Sampling,
+    attach,
+    find_sources,
+    load,
+    load_tokenizer,
+    read_ids,
+)
 from longfocus.analysis.attribution import PASSAGE_TOKENS, Passage, passages, window_starts
 from longfocus.errors import ConfigError, PromptTooLongError
 from longfocus.memory.documents import TOKEN_DTYPE, Document
@@ -36,7 +48,9 @@ WINDOW = 24
 TEXT = "".join(SAMPLES[name] for name in ("latin", "cyrillic", "code"))
 
 
-def focused(name: str = "llama", *, dtype: torch.dtype = torch.float32, changes: dict[str, Any] | None = None, **options: Any) -> Any:
+def focused(
+    name: str = "llama", *, dtype: torch.dtype = torch.float32, changes: dict[str, Any] | None = None, **options: Any
+) -> Any:
     model = tiny(name, dtype=dtype, vocab_size=VOCABULARY, **(changes or {}))
     return attach(model, FocusConfig(**{"memory_layers": MEMORY_LAYERS, "window": WINDOW, **options}))
 
@@ -85,7 +99,9 @@ def test_a_document_equals_the_same_windows_fed_by_hand(overlap: int, tmp_path: 
 
 @pytest.mark.parametrize("overlap", [0, 5])
 @pytest.mark.parametrize("name", ["llama", "qwen3", "gpt_neox", "llama_yarn"])
-def test_records_of_the_first_memory_layer_are_those_of_the_plain_model(name: str, overlap: int, tmp_path: Path) -> None:
+def test_records_of_the_first_memory_layer_are_those_of_the_plain_model(
+    name: str, overlap: int, tmp_path: Path
+) -> None:
     """Below it no memory is seen, so a plain transformers model over each window's local tokens gives its input."""
     model = focused(name, dtype=torch.float64, overlap=overlap)
     memory = remembered(model, *written(tmp_path, text=TEXT))
@@ -94,7 +110,8 @@ def test_records_of_the_first_memory_layer_are_those_of_the_plain_model(name: st
     inputs: list[Tensor] = []
     attention = layer.attention if name == "gpt_neox" else layer.self_attn
     attention.register_forward_pre_hook(
-        lambda module, args, kwargs: inputs.append(kwargs.get("hidden_states", args[0] if args else None)), with_kwargs=True
+        lambda module, args, kwargs: inputs.append(kwargs.get("hidden_states", args[0] if args else None)),
+        with_kwargs=True,
     )
     ids, expected, at = ids_of(TEXT), [], 0
     while at < ids.shape[1]:
@@ -137,8 +154,12 @@ def test_answers_from_a_memory_equal_brute_force(name: str, overlap: int, span: 
     windows = walk([*steps, (question.shape[1], local, False)])
     plain = tiny(name, dtype=torch.float64, vocab_size=VOCABULARY)
     with torch.no_grad():
-        expected = focused_logits(plain, torch.cat((ids_of(text), question), 1)[0], windows, memory_layers=MEMORY_LAYERS, span=span)
-    assert_close(logits(model, question, memory=memory)[0], expected[-question.shape[1] :], 5 * WINDOWS, "logits of the question")
+        expected = focused_logits(
+            plain, torch.cat((ids_of(text), question), 1)[0], windows, memory_layers=MEMORY_LAYERS, span=span
+        )
+    assert_close(
+        logits(model, question, memory=memory)[0], expected[-question.shape[1] :], 5 * WINDOWS, "logits of the question"
+    )
 
 
 def test_a_question_to_a_memory_equals_the_text_and_the_question_in_one_call(tmp_path: Path) -> None:
@@ -235,10 +256,14 @@ class Watch:
             for kept, project, heads in ((self.queries, attention.q_proj, 6), (self.keys, attention.k_proj, 2)):
                 mine = kept.setdefault(layer, [])
                 project.register_forward_hook(
-                    lambda module, args, out, mine=mine, heads=heads: mine.append(out[0].view(-1, heads, 8).transpose(0, 1).detach())
+                    lambda module, args, out, mine=mine, heads=heads: mine.append(
+                        out[0].view(-1, heads, 8).transpose(0, 1).detach()
+                    )
                 )
 
-    def weights(self, layer: int, memory_keys: Tensor, fed: int, scale: float = 8**-0.5, k: int | None = None) -> Tensor:
+    def weights(
+        self, layer: int, memory_keys: Tensor, fed: int, scale: float = 8**-0.5, k: int | None = None
+    ) -> Tensor:
         """Softmax weights (6, fed, memory tokens) that the last `fed` queries gave to memory, local keys beside them."""
         query, local = (torch.cat(parts[layer], 1) for parts in (self.queries, self.keys))
         position = torch.arange(query.shape[1])
@@ -330,7 +355,10 @@ def test_a_planted_key_ranks_its_passage_first(token: int, tmp_path: Path) -> No
     document = memory.document_of(token)
     assert (token - document.start) % 60, "not the first token of a window"
     changed = planted(memory, model, words, token, towards_the_question(model, words, "Who?"))
-    before, after = (Conversation(model, words, kept, Sampling(max_new_tokens=1)).ask("Who?", sources=3) for kept in (memory, changed))
+    before, after = (
+        Conversation(model, words, kept, Sampling(max_new_tokens=1)).ask("Who?", sources=3)
+        for kept in (memory, changed)
+    )
     found = after.sources[0]
     assert found.start <= token < found.stop
     assert found.mass > 0.3 > before.sources[0].mass
@@ -379,7 +407,9 @@ def check_places(memory: Memory) -> None:
     """Every passage shows the text of its tokens, and its line is the line on which the shown text begins."""
     documents: dict[str, Document] = {document.name: document for document in memory.documents}
     found = every_passage(memory)
-    assert sum(passage.stop - passage.start for passage in found) == sum(document.tokens for document in memory.documents)
+    assert sum(passage.stop - passage.start for passage in found) == sum(
+        document.tokens for document in memory.documents
+    )
     for passage in found:
         document = documents[passage.place.document]
         text = memory.text_of(document)
@@ -390,7 +420,9 @@ def check_places(memory: Memory) -> None:
         assert passage.place.line is not None
         line = text.split("\n")[passage.place.line - 1]
         shown = passage.text.split("\n")[0]
-        assert shown == line or (len(line) > 400 and shown in line), f"line {passage.place.line} is {line!r}, shown: {shown!r}"
+        assert shown == line or (len(line) > 400 and shown in line), (
+            f"line {passage.place.line} is {line!r}, shown: {shown!r}"
+        )
 
 
 PLACES = {
@@ -466,7 +498,9 @@ def test_two_turns_are_one_transcript(template: str, ends: bool, tmp_path: Path)
     probe = Conversation(model, words, None, Sampling(max_new_tokens=4))
     probe.ask("What is it?")
     fed = fed_to(model)
-    asked = words.apply_chat_template([{"role": "user", "content": "What is it?"}], add_generation_prompt=True, tokenize=False)
+    asked = words.apply_chat_template(
+        [{"role": "user", "content": "What is it?"}], add_generation_prompt=True, tokenize=False
+    )
     first = words(asked, add_special_tokens=False)["input_ids"]
     if ends:  # the fourth token of the answer is the one that ends it, so a turn of the template's form has been said
         model.register_forward_hook(_say(words.eos_token_id, len(first) + 3))
@@ -539,7 +573,9 @@ def test_a_leading_token_is_said_once(talk_model: Any) -> None:
 def test_the_answer_is_what_generate_gives_for_the_prompt(talk_model: Any, talk_memory: Memory) -> None:
     words = talking()
     pieces: list[str] = []
-    answer = Conversation(talk_model, words, talk_memory, Sampling(max_new_tokens=12)).ask("What is it?", emit=pieces.append)
+    answer = Conversation(talk_model, words, talk_memory, Sampling(max_new_tokens=12)).ask(
+        "What is it?", emit=pieces.append
+    )
     prompt = _chat_ids(words, "What is it?")
     whole = talk_model.generate(prompt, memory=talk_memory, max_new_tokens=12, do_sample=False, pad_token_id=0)
     said = whole[0, prompt.shape[1] :]
@@ -549,7 +585,9 @@ def test_the_answer_is_what_generate_gives_for_the_prompt(talk_model: Any, talk_
 
 
 def _chat_ids(words: Any, question: str) -> Tensor:
-    text = words.apply_chat_template([{"role": "user", "content": question}], add_generation_prompt=True, tokenize=False)
+    text = words.apply_chat_template(
+        [{"role": "user", "content": question}], add_generation_prompt=True, tokenize=False
+    )
     return torch.tensor([words(text, add_special_tokens=False)["input_ids"]])
 
 
@@ -573,7 +611,11 @@ def test_the_second_question_sees_the_first_answer(talk_model: Any, talk_memory:
 def _turn_length(words: Any) -> int:
     """Tokens of a second turn asking `And why?`."""
     text = words.apply_chat_template(
-        [{"role": "user", "content": "x"}, {"role": "assistant", "content": "@@@"}, {"role": "user", "content": "And why?"}],
+        [
+            {"role": "user", "content": "x"},
+            {"role": "assistant", "content": "@@@"},
+            {"role": "user", "content": "And why?"},
+        ],
         add_generation_prompt=True,
         tokenize=False,
     )
@@ -614,7 +656,9 @@ def test_a_question_must_fit_the_window(talk_model: Any) -> None:
     talk = Conversation(model, words, None, Sampling(max_new_tokens=2))
     too_long = fits + " and more"
     taken = len(words(f"Question: {too_long}\nAnswer:")["input_ids"])
-    with pytest.raises(PromptTooLongError, match=f"The question takes {taken} tokens, more than the local window of {frame + 20}"):
+    with pytest.raises(
+        PromptTooLongError, match=f"The question takes {taken} tokens, more than the local window of {frame + 20}"
+    ):
         talk.ask(too_long)
     after_refusal = talk.ask(fits)
     assert after_refusal == Conversation(model, words, None, Sampling(max_new_tokens=2)).ask(fits)
@@ -646,7 +690,9 @@ def test_sampling_is_the_same_for_a_seed(talk_model: Any, talk_memory: Memory) -
 
 @pytest.mark.parametrize("moment", ["question", "answer"])
 @pytest.mark.parametrize("turn", [1, 2])
-def test_after_an_interruption_a_conversation_goes_on_without_the_broken_turn(turn: int, moment: str, tmp_path: Path) -> None:
+def test_after_an_interruption_a_conversation_goes_on_without_the_broken_turn(
+    turn: int, moment: str, tmp_path: Path
+) -> None:
     """It starts over, or goes on after the turn before; nothing of the broken turn is left."""
     model, words = focused(window=60, changes={"eos_token_id": None}), talking()
     memory = remembered(model, *written(tmp_path, text=TEXT), words=words)
@@ -756,7 +802,9 @@ def test_authors_checkpoints_behave_as_their_code(last: int, positionals: bool, 
         authors = AuthorsLongLlama(weights, config)
         cache = model.new_cache()
         what = f"prompt of {count} tokens"
-        assert_close(logits(model, ids[None, :count], cache=cache)[0], authors.prompt(ids[:count]), AUTHORS_TOLERANCE, what)
+        assert_close(
+            logits(model, ids[None, :count], cache=cache)[0], authors.prompt(ids[:count]), AUTHORS_TOLERANCE, what
+        )
         for at in range(count, len(ids)):
             mine = logits(model, ids[None, at : at + 1], cache=cache)[0, 0]
             assert_close(mine, authors.step(int(ids[at])), AUTHORS_TOLERANCE, f"{what}, then {at - count + 1} steps")
@@ -826,12 +874,16 @@ def test_fields_of_the_authors_become_ours(tmp_path: Path) -> None:
 def test_options_may_change_single_fields_of_an_authors_checkpoint(tmp_path: Path) -> None:
     authors_checkpoint(tmp_path)
     model = load_authors(tmp_path, overflow="slide", retrieval="exact", k=5)
-    assert (model.focus.config.overflow, model.focus.config.retrieval, model.focus.config.layers) == ("slide", "exact", (1, 3))
+    assert (model.focus.config.overflow, model.focus.config.retrieval, model.focus.config.layers) == (
+        "slide",
+        "exact",
+        (1, 3),
+    )
 
 
 def test_every_ignored_field_of_the_authors_is_named(tmp_path: Path) -> None:
     authors_checkpoint(tmp_path, context_window=999)
-    with pytest.warns(UserWarning) as caught:
+    with pytest.warns(UserWarning, match="not used") as caught:
         load(tmp_path)
     message = str(caught[0].message)
     for name in ("mem_attention_grouping", "gradient_checkpoint_every_ith", "torch_attention", "context_window"):
@@ -879,4 +931,6 @@ def test_a_memory_of_an_authors_checkpoint_answers(tmp_path: Path) -> None:
     memory = Memory(model)
     read_ids(model, ids[: 2 * WINDOW], memory)
     expected = AuthorsLongLlama(weights, config).prompt(ids)
-    assert_close(logits(model, ids[None, 2 * WINDOW :], memory=memory)[0], expected[2 * WINDOW :], AUTHORS_TOLERANCE, "logits")
+    assert_close(
+        logits(model, ids[None, 2 * WINDOW :], memory=memory)[0], expected[2 * WINDOW :], AUTHORS_TOLERANCE, "logits"
+    )

@@ -69,7 +69,7 @@ def ask(
         read_span=read_span,
     )
     focused, tokenizer, memory = common.open_for_answers(paths, model, options, threads, encoding)
-    from longfocus.model.answering import Conversation, Sampling
+    from longfocus.answering import Conversation, Sampling
 
     talk = Conversation(focused, tokenizer, memory, Sampling(max_new_tokens, temperature, top_p, seed))
     begun = time.monotonic()

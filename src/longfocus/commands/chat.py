@@ -41,7 +41,7 @@ def chat(
     """
     options = common.focus_options(retrieval=retrieval, k=k)
     focused, tokenizer, memory = common.open_for_answers(paths, model, options, threads, encoding)
-    from longfocus.model.answering import Answer, Conversation, Sampling
+    from longfocus.answering import Answer, Conversation, Sampling
 
     sampling = Sampling(max_new_tokens, temperature, top_p, seed)
     talk = Conversation(focused, tokenizer, memory, sampling)

@@ -27,6 +27,7 @@ import torch
 from longfocus.errors import MemoryFormatError, MemoryWriteError
 from longfocus.memory.contract import KVStore
 from longfocus.memory.documents import Document, Place
+from longfocus.memory.fingerprint import tokenizer_fingerprint
 from longfocus.memory.geometry import MemoryGeometry
 from longfocus.memory.inram import RamBackend
 from longfocus.memory.ondisk import MANIFEST, UNFINISHED, DiskBackend, foreign_entries, is_memory
@@ -376,8 +377,6 @@ class Memory:
 
 
 def _geometry(model: FocusedModel, tokenizer: Any) -> MemoryGeometry:
-    from longfocus.model.fingerprint import tokenizer_fingerprint
-
     geometry = model.focus.geometry
     return (
         dataclasses.replace(geometry, tokenizer=tokenizer_fingerprint(tokenizer)) if tokenizer is not None else geometry

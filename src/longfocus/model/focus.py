@@ -11,10 +11,10 @@ from transformers import PreTrainedModel
 from longfocus.config import FocusConfig
 from longfocus.errors import ConfigError
 from longfocus.memory.dense import Scratch
+from longfocus.memory.fingerprint import model_fingerprint
 from longfocus.memory.geometry import MemoryGeometry
 from longfocus.memory.ram import RamStore
 from longfocus.model.families import Anatomy
-from longfocus.model.fingerprint import model_fingerprint
 from longfocus.positions import RotaryTable
 
 
