@@ -6,7 +6,9 @@ into the user's cache folder (about 540 MB), from where it loads in under a seco
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import io
 import os
 import shutil
 from pathlib import Path
@@ -68,7 +70,8 @@ def _convert(source: Path, target: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     folder, file = str(source.parent), source.name
-    loaded: Any = AutoModelForCausalLM.from_pretrained(folder, gguf_file=file, dtype=torch.float32)
+    with contextlib.redirect_stderr(io.StringIO()):  # progress bars that no setting switches off
+        loaded: Any = AutoModelForCausalLM.from_pretrained(folder, gguf_file=file, dtype=torch.float32)
     config = loaded.config
     if hasattr(config, "quantization_config"):
         del (
