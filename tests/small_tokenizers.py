@@ -1,6 +1,7 @@
 """Small real tokenizers, one of each kind that cuts text differently, trained here on the sample texts below.
 
     tokenizer("byte_level")      GPT-2 style: a regular expression splits, bytes are merged; no normaliser
+    tokenizer("digits")          Llama 3 and Qwen style: another expression, digits in threes from the left
     tokenizer("metaspace")       sentencepiece style: words begin with a metaspace, unknown characters fall back to bytes
     tokenizer("unsplit")         Llama 2 style: spaces are rewritten and nothing splits, so a whole text is one piece
     tokenizer("unigram")         T5 style: NFKC normaliser, likeliest segmentation, unknown tokens
@@ -17,7 +18,7 @@ from collections import Counter
 from functools import cache
 from typing import Any
 
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
 VOCABULARY = 400
@@ -77,7 +78,7 @@ def tokenizer(kind: str) -> PreTrainedTokenizerFast:
     )
 
 
-KINDS = ("byte_level", "metaspace", "unsplit", "unigram")
+KINDS = ("byte_level", "digits", "metaspace", "unsplit", "unigram")
 
 
 def talking(template: str | None = "chat") -> PreTrainedTokenizerFast:
@@ -100,9 +101,9 @@ def _begins_with_bos(made: Tokenizer) -> Tokenizer:
     return made
 
 
-def _byte_level() -> Tokenizer:
+def _byte_level(splitting: Any = None, more: str = "") -> Tokenizer:
     made = Tokenizer(models.BPE())
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    made.pre_tokenizer = splitting or pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     made.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=VOCABULARY,
@@ -110,8 +111,15 @@ def _byte_level() -> Tokenizer:
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    made.train_from_iterator(_samples(), trainer)
+    made.train_from_iterator([*_samples(), more], trainer)
     return made
+
+
+def _digits() -> Tokenizer:
+    expression = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    split = pre_tokenizers.Split(Regex(expression), behavior="isolated")
+    as_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    return _byte_level(pre_tokenizers.Sequence([split, as_bytes]), "123 456 777 100 " * 50)
 
 
 _BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
@@ -150,6 +158,7 @@ def _unigram() -> Tokenizer:
 
 _KINDS: dict[str, Any] = {
     "byte_level": _byte_level,
+    "digits": _digits,
     "metaspace": _metaspace,
     "unsplit": _unsplit,
     "unigram": _unigram,

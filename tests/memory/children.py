@@ -49,3 +49,17 @@ def write_until_killed(folder: str, path: str) -> None:
         while memory.tokens < 100_000:
             reader.read(source)
     sys.exit(3)  # nobody killed us
+
+
+def peak_while_remembering(folder: str, path: str) -> None:
+    """Read a file with the default model, and print the megabytes by which resident memory rose above the loaded model."""
+    from longfocus import load, load_tokenizer
+
+    torch.set_num_threads(1)
+    model, tokenizer = load(memory_dtype="float16"), load_tokenizer()
+    _status = lambda name: int(Path("/proc/self/status").read_text().partition(f"{name}:")[2].split()[0]) / 1000  # noqa: E731
+    Path("/proc/self/clear_refs").write_text("5")  # the peak starts from here
+    before = _status("VmRSS")
+    with Memory.create(folder, model, tokenizer) as memory:
+        Reader(model, tokenizer, memory).read(find_sources([path]).sources[0])
+    print(_status("VmHWM") - before)

@@ -37,6 +37,7 @@ from longfocus.errors import (
 from longfocus.memory.documents import TOKEN_DTYPE
 from longfocus.model.reading import Progress
 from tests import processes
+from tests.data.pdf import pdf
 from tests.memory.saved import (
     WINDOW,
     Held,
@@ -276,7 +277,7 @@ def test_a_line_of_the_journal_that_was_not_finished_does_not_count(
         journal.write_bytes(whole[:size])
         with Memory.open(tmp_path / "memory") as memory:
             assert_same(held(memory), states[-2])
-    for rest in (b"deadbeef {", b"\0\0\0\0", b"00000000 {}"):
+    for rest in (b"deadbeef {", b"\0\0\0\0", b"00000000 {}", b"longer than any line " * 1000):
         journal.write_bytes(whole[:last] + rest)
         with Memory.open(tmp_path / "memory", writable=True) as memory:
             assert_same(held(memory), states[-2])
@@ -553,6 +554,19 @@ def test_a_lock_keeps_a_second_writer_out_until_the_first_is_gone(damaged: Path,
         pass
 
 
+def test_of_two_processes_that_make_the_same_memory_one_is_refused(texts: list[Path], tmp_path: Path) -> None:
+    expected = None
+    for attempt in range(3):
+        folder = tmp_path / f"memory {attempt}"
+        children = [processes.start("tests.memory.children:remember", str(folder), str(texts[0])) for _ in range(2)]
+        ended = [child.wait() for child in children]
+        assert sorted(end.code for end in ended) == [0, 1], ended
+        assert any("MemoryLockedError" in end.err or "MemoryWriteError" in end.err for end in ended)
+        with Memory.open(folder) as memory:
+            expected = expected or held(memory)
+            assert_same(held(memory), expected)
+
+
 def test_readers_see_whole_windows_while_another_process_writes(
     texts: list[Path], tmp_path: Path, model: Any, words: Any
 ) -> None:
@@ -745,6 +759,29 @@ def test_saving_into_an_empty_folder_or_a_new_one_below_others_works(
         assert sorted(path.name for path in target.parent.iterdir() if "unfinished" in path.name) == []
 
 
+def test_saving_that_is_interrupted_leaves_nothing_and_can_be_done_again(
+    texts: list[Path], tmp_path: Path, model: Any
+) -> None:
+    memory = in_ram(model, *texts)
+    chunks, calls = memory.store.chunks, 0
+
+    def interrupted(*where: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 4:  # the second document's second layer
+            raise KeyboardInterrupt
+        return chunks(*where)
+
+    memory.store.chunks = interrupted  # type: ignore[method-assign]
+    (tmp_path / "disk").mkdir()
+    with pytest.raises(KeyboardInterrupt):
+        memory.save(tmp_path / "disk" / "memory")
+    assert list((tmp_path / "disk").iterdir()) == []
+    memory.save(tmp_path / "disk" / "memory")
+    with Memory.open(tmp_path / "disk" / "memory") as saved:
+        assert_same(held(saved), held(in_ram(model, *texts)))
+
+
 @pytest.mark.parametrize("action", ["read", "read ids", "extend", "clear"])
 def test_a_memory_opened_for_reading_refuses_writing(
     action: str, sound: Path, texts: list[Path], model: Any, words: Any
@@ -931,6 +968,24 @@ def test_interrupted_reading_goes_on_and_equals_an_unbroken_one(
         if place == "disk":
             with Memory.open(tmp_path / f"memory {at}") as reopened:
                 assert_same(held(reopened), expected)
+
+
+@pytest.mark.parametrize("place", ["ram", "disk"])
+def test_an_interrupted_pdf_knows_its_pages_and_goes_on(place: str, tmp_path: Path, model: Any, words: Any) -> None:
+    path = tmp_path / "paper.pdf"
+    path.write_bytes(pdf([[f"Page {page} has line {line}." for line in range(page)] for page in range(1, 9)]))
+    expected = held(in_ram(model, path))
+    with where(place, tmp_path / "memory", model, words) as memory:
+        reader = Reader(model, words, memory)
+        with pytest.raises(KeyboardInterrupt):
+            reader.read(source_of(path), Stopper(9))
+        document = memory.documents[0]
+        assert document.tokens == 10 * WINDOW
+        text = memory.text_of(document)
+        page = int(text[: text.rindex(" has line")].rpartition("Page ")[2])
+        assert memory.place(document, text, text.rindex("Page ")).page == page > 1
+        reader.read(source_of(path))
+        assert_same(held(memory), expected)
 
 
 @pytest.mark.parametrize("place", ["ram", "disk"])
