@@ -58,7 +58,8 @@ class Child:
 
     def wait_for(self, what: Callable[[], bool]) -> None:
         """Return as soon as `what()` is true; the child must not end before."""
-        for _ in range(100 * LONGEST_SECONDS):
+        give_up = time.monotonic() + LONGEST_SECONDS
+        while time.monotonic() < give_up:
             if what():
                 return
             if not self.is_running:
@@ -72,9 +73,14 @@ class Child:
         state = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0]
         return state not in "ZX"
 
+    @property
+    def out(self) -> str:
+        """Its standard output so far."""
+        return (self.folder / "out").read_text(encoding="utf-8", errors="replace")
+
     def said(self, word: str) -> bool:
         """Whether the word stands in its standard output by now."""
-        return word in (self.folder / "out").read_text(encoding="utf-8", errors="replace")
+        return word in self.out
 
 
 def start(
@@ -86,7 +92,7 @@ def start(
         stdin: what it reads on standard input; None: standard input is closed.
         environment: variables to set.
     """
-    folder = Path(tempfile.mkdtemp(prefix="longfocus-child-"))
+    folder = Path(tempfile.mkdtemp(dir=_server().folder.name))
     (folder / "in").write_bytes(stdin or b"")
     for name in ("out", "err"):
         (folder / name).touch()
@@ -118,6 +124,7 @@ class _Server:
             cwd=ROOT,
             env=environment,
         )
+        self.folder = tempfile.TemporaryDirectory(prefix="longfocus-children-")
         atexit.register(self.close)
 
     def ask(self, request: dict[str, Any]) -> Any:
@@ -131,6 +138,7 @@ class _Server:
         if self.process.stdin is not None and not self.process.stdin.closed:
             self.process.stdin.close()
             self.process.wait()
+            self.folder.cleanup()
 
 
 @cache

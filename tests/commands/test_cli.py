@@ -297,6 +297,22 @@ def test_a_chat_has_commands_and_survives_wrong_ones(saved: Path) -> None:
     assert answers, "it has answered"
 
 
+@pytest.mark.parametrize("command", ["ask", "chat"])
+def test_an_answer_can_be_stopped(command: str, saved: Path) -> None:
+    """What was said so far is there; ask ends with 130, a chat goes on with the next question."""
+    more = ["Why?"] if command == "ask" else []
+    call = ("tests.commands.children:longfocus", command, str(saved), *more, "--max-new-tokens", "1000000")
+    child = processes.start(*call, stdin=b"Why?\n/sources\n/quit\n")
+    child.wait_for(lambda: len(child.out) > 200)
+    child.kill(signal.SIGINT)
+    ended = child.wait()
+    assert "Traceback" not in ended.err
+    assert len(ended.out) > 200
+    assert ended.code == (130 if command == "ask" else 0)
+    if command == "chat":
+        assert "Stopped" in ended.err
+
+
 def test_a_chat_ends_with_its_input(saved: Path) -> None:
     done = longfocus("chat", saved, "--max-new-tokens", 3, stdin=b"Why?")
     assert (done.code, "Traceback" in done.err) == (0, False)

@@ -276,7 +276,7 @@ def test_files_of_a_folder_that_may_be_listed_but_not_entered_are_skipped(not_ro
 
 
 def test_a_folder_is_read_in_sorted_order_without_what_is_hidden_or_made(tmp_path: Path) -> None:
-    wanted = ["a.py", "b/a.py", "b/c/z.txt", "b/d.md", "c.rst", "z/é.txt"]
+    wanted = ["a.py", "c.rst", "b/a.py", "b/d.md", "b/c/z.txt", "k/1", "m/1", "n/1", "o/1", "z/é.txt"]
     unwanted = [
         ".hidden",
         ".git/config",
@@ -286,16 +286,12 @@ def test_a_folder_is_read_in_sorted_order_without_what_is_hidden_or_made(tmp_pat
         "dist/x.txt",
         "thing.egg-info/PKG-INFO",
     ]
-    for name in (*wanted, *unwanted):
+    for name in (*wanted[::-1], *unwanted):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(name)
     found = find_sources([tmp_path])
-    assert sorted(text_of(source) for source in found.sources) == sorted(wanted)
-    assert [source.name for source in found.sources] == [source.name for source in find_sources([tmp_path]).sources]
-    assert [source.name for source in found.sources if source.path and source.path.parent == tmp_path] == [
-        str(tmp_path / "a.py"),
-        str(tmp_path / "c.rst"),
-    ]
+    assert [text_of(source) for source in found.sources] == wanted, "a folder's files, then its folders"
+    assert [source.name for source in found.sources] == [str(tmp_path / name) for name in wanted]
     assert found.skipped == []
 
 

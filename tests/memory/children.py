@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from longfocus import Memory, Reader, find_sources
+from longfocus import Memory, Reader, find_sources, load, load_tokenizer
 from longfocus.memory.ondisk import is_memory
 from tests.memory.saved import focused, tokenizer_of_these_tests
 
@@ -52,14 +52,17 @@ def write_until_killed(folder: str, path: str) -> None:
 
 
 def peak_while_remembering(folder: str, path: str) -> None:
-    """Read a file with the default model, and print the megabytes by which resident memory rose above the loaded model."""
-    from longfocus import load, load_tokenizer
-
+    """Read a file with the default model, and print the MB by which resident memory rose above the loaded model."""
     torch.set_num_threads(1)
     model, tokenizer = load(memory_dtype="float16"), load_tokenizer()
-    _status = lambda name: int(Path("/proc/self/status").read_text().partition(f"{name}:")[2].split()[0]) / 1000  # noqa: E731
-    Path("/proc/self/clear_refs").write_text("5")  # the peak starts from here
-    before = _status("VmRSS")
+    for weight in model.parameters():
+        weight.sum()  # weights are mapped from the file, and resident only once they were touched
+    Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here on
+    before = _resident_mb("VmRSS")
     with Memory.create(folder, model, tokenizer) as memory:
         Reader(model, tokenizer, memory).read(find_sources([path]).sources[0])
-    print(_status("VmHWM") - before)
+    print(_resident_mb("VmHWM") - before)
+
+
+def _resident_mb(name: str) -> float:
+    return int(Path("/proc/self/status").read_text().partition(f"{name}:")[2].split()[0]) / 1000

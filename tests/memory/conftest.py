@@ -22,7 +22,7 @@ def words() -> Any:
 
 @pytest.fixture
 def texts(tmp_path: Path) -> list[Path]:
-    """Two files: some 900 tokens in many scripts, and 100 tokens of prose."""
+    """Two files: some 400 tokens in many scripts, and 100 tokens of prose."""
     paths = [tmp_path / "many scripts.txt", tmp_path / "prose.txt"]
     paths[0].write_bytes(TEXT.encode())
     paths[1].write_bytes(b"It was late. She said that it was neither the captain nor the mate.\r\n" * 4)
