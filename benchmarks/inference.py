@@ -25,7 +25,6 @@ import gzip
 import json
 import os
 import platform
-import resource
 import statistics
 import subprocess
 import sys
@@ -196,7 +195,9 @@ def rss_child(row: str, size: int, ids: list[int]) -> None:
     """Runs in its own process: load, note the peak so far, read N tokens, generate a few."""
 
     def peak() -> float:
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        # not ru_maxrss, which a process inherits from the one that started it
+        status = Path("/proc/self/status").read_text()
+        return int(status.partition("VmHWM:")[2].split()[0]) / 1024
 
     if row == "plain transformers":
         path = longfocus.load("default").config._name_or_path

@@ -185,7 +185,6 @@ def test_options_of_the_memory_hold_for_what_is_added(
 def test_interrupted_it_leaves_a_usable_memory_and_the_same_command_goes_on(
     tiny_model: Path, tmp_path: Path, prose: Path, note: Path
 ) -> None:
-    prose.write_text(prose.read_text() * 3)
     whole, folder = tmp_path / "whole.memory", tmp_path / "stopped.memory"
     assert longfocus("remember", note, prose, "--into", whole, "--model", tiny_model).code == 0
     with Memory.open(whole) as memory:
@@ -376,8 +375,10 @@ TEXTS: dict[str, tuple[bytes | None, list[str], str]] = {
 }
 
 
-@pytest.mark.parametrize("case", TEXTS)
-@pytest.mark.parametrize("command", ["remember", "ask", "chat"])
+@pytest.mark.parametrize(
+    ("command", "case"),
+    [("remember", case) for case in TEXTS] + [("ask", "missing"), ("ask", "binary"), ("chat", "empty")],
+)
 def test_a_text_that_cannot_be_read_stops_everything(command: str, case: str, tmp_path: Path, tiny_model: Path) -> None:
     content, options, reason = TEXTS[case]
     path, folder = tmp_path / "text.txt", tmp_path / "m"

@@ -310,16 +310,32 @@ def test_what_windows_cannot_honour_is_refused(options: dict[str, Any], message:
     ],
     ids=["prompt_lookup_num_tokens", "cache_implementation", "use_cache"],
 )
-@pytest.mark.parametrize("whose", ["of the call", "of the model"])
-def test_the_same_in_a_generation_config_is_refused(options: dict[str, Any], message: str, whose: str) -> None:
+def test_the_same_in_a_generation_config_is_refused(options: dict[str, Any], message: str) -> None:
     """Unnoticed, use_cache=False would feed the whole text again at every token, and give other tokens."""
     config = GenerationConfig(max_new_tokens=3, pad_token_id=PAD, **options)
-    model = focused("llama")
-    given = {"generation_config": config}
-    if whose == "of the model":
-        model.generation_config, given = config, {}
     with pytest.raises(UnsupportedCallError, match=message):
-        model.generate(tokens(1, 5), **given)
+        focused("llama").generate(tokens(1, 5), generation_config=config)
+
+
+@pytest.mark.parametrize(
+    "options", [{"cache_implementation": "hybrid"}, {"use_cache": False}], ids=["hybrid", "no cache"]
+)
+def test_a_cache_setting_that_a_checkpoint_ships_is_overridden(options: dict[str, Any]) -> None:
+    """Gemma checkpoints name a cache for long texts, and those saved after training have theirs switched off."""
+    model = focused("llama")
+    expected = _generate(model, tokens(1, 40), 6)
+    for name, value in options.items():
+        setattr(model.generation_config, name, value)
+    assert torch.equal(_generate(model, tokens(1, 40), 6), expected)
+    assert {name: getattr(model.generation_config, name) for name in options} == options
+
+
+def test_embeddings_with_padding_on_the_right_are_refused() -> None:
+    model = focused("llama")
+    mask = torch.tensor([[1, 1, 1, 0], [1, 1, 1, 1]])
+    embeddings = model.get_input_embeddings()(tokens(2, 4))
+    with pytest.raises(UnsupportedCallError, match="pad on the left"):
+        model.generate(inputs_embeds=embeddings, attention_mask=mask, max_new_tokens=2, pad_token_id=PAD)
 
 
 def test_a_cache_that_saw_the_whole_text_already_is_refused() -> None:

@@ -57,6 +57,7 @@ def ask(
     if len(arguments) < 2:
         raise typer.BadParameter("give at least one path and, last, the question.", param_hint="PATH… QUESTION")
     *paths, question = arguments
+    question = question.encode("utf-8", "replace").decode("utf-8")  # bytes of the shell that are no text
     if not question.strip():
         raise typer.BadParameter("the question is empty.", param_hint="QUESTION")
     options = common.focus_options(
@@ -86,7 +87,7 @@ def ask(
             "memory_mass": round(answer.memory_mass, 6),
             "sources": [passage.to_dict() for passage in answer.sources],
         }
-        print(json.dumps(result, ensure_ascii=False))
+        print(json.dumps(result))
         return
 
     def emit(text: str) -> None:

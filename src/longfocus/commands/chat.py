@@ -53,6 +53,7 @@ def chat(
         except (EOFError, KeyboardInterrupt):
             print()
             return
+        question = question.encode("utf-8", "replace").decode("utf-8")
         if not question:
             continue
         if question == "/quit":

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from longfocus.errors import ConfigError
+from longfocus.errors import ConfigError, InputError
 
 if TYPE_CHECKING:
     from longfocus.data.documents import Source
@@ -153,8 +153,13 @@ def read_all(reader: Reader, sources: Sequence[Source]) -> None:
                     rate=tokens / max(1e-9, time.monotonic() - begun),
                 )
 
-            reader.read(source, step)
-            done_bytes += source.size_bytes or 0
+            try:
+                reader.read(source, step)
+                done_bytes += source.size_bytes or 0
+            except InputError as error:  # it was readable a moment ago: changed or removed meanwhile
+                if len(sources) == 1:
+                    raise
+                note(f"Skipped {error}")
             bar.update(task, completed=done_bytes)
         bar.update(task, description=f"Read {len(sources)} document" + "s" * (len(sources) != 1))
     if not console.is_terminal:

@@ -42,7 +42,7 @@ def info(
                 "options": memory.focus_options,
                 **geometry.to_dict(),
             }
-            print(json.dumps(data, ensure_ascii=False))
+            print(json.dumps(data))
             return
         print(f"Memory       {folder}")
         print(f"Documents    {len(memory.documents)}")

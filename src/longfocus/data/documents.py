@@ -54,14 +54,21 @@ class Source:
         """Bytes to read, for the progress bar; None where unknown."""
         if self._spool is not None:
             return int(self._spool.seek(0, io.SEEK_END))
-        return self.path.stat().st_size if self.path is not None else None
+        return self._status().st_size if self.path is not None else None
+
+    def _status(self) -> os.stat_result:
+        assert self.path is not None
+        try:
+            return self.path.stat()
+        except OSError as error:
+            raise InputError(f"{self.name} cannot be read: {error.strerror or error}.") from error
 
     @property
     def fields(self) -> dict[str, Any]:
         """Fields of the memory's Document that describe this source."""
         if self.path is None:
             return {"kind": self.kind}
-        status = self.path.stat()
+        status = self._status()
         return {
             "kind": self.kind,
             "path": str(self.path.absolute()),
@@ -113,6 +120,8 @@ class Source:
         while True:
             try:
                 text = decoder.decode(data, final=not data)
+                if not text.isascii():
+                    text.encode("utf-8")  # some codecs let halves of characters through
             except UnicodeError as error:
                 near = done + (error.start if isinstance(error, UnicodeDecodeError) else 0)
                 raise InputError(

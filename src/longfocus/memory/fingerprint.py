@@ -8,6 +8,7 @@ any training step changes such a sample.
 from __future__ import annotations
 
 import hashlib
+import json
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,8 @@ def model_fingerprint(model: PreTrainedModel) -> str:
     """Hex digest (32 characters) of shape, compute dtype and sampled weights; the same for the same model anywhere."""
     digest = hashlib.sha256()
     config = model.config.to_dict()
-    digest.update(repr([(name, config.get(name)) for name in _SHAPE_FIELDS]).encode())
+    shape = {name: config.get(name) for name in _SHAPE_FIELDS}
+    digest.update(json.dumps(shape, sort_keys=True, default=str).encode())
     with torch.no_grad():
         for name, tensor in sorted(model.state_dict().items()):
             digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
@@ -45,5 +47,11 @@ def model_fingerprint(model: PreTrainedModel) -> str:
 def tokenizer_fingerprint(tokenizer: Any) -> str:
     """Hex digest (32 characters) of how the tokenizer cuts text: its whole serialised form where it has one."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
-    text = backend.to_str() if backend is not None else repr(sorted(tokenizer.get_vocab().items()))
+    if backend is not None:
+        form = json.loads(backend.to_str())
+        for setting in ("truncation", "padding"):  # left over from how it was called before
+            form.pop(setting, None)
+        text = json.dumps(form, sort_keys=True)
+    else:
+        text = repr(sorted(tokenizer.get_vocab().items()))
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]

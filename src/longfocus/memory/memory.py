@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import torch
 
-from longfocus.errors import MemoryFormatError, MemoryWriteError
+from longfocus.errors import MemoryFormatError, MemoryMismatchError, MemoryWriteError
 from longfocus.memory.contract import KVStore
 from longfocus.memory.documents import Document, Place
 from longfocus.memory.fingerprint import tokenizer_fingerprint
@@ -217,7 +217,7 @@ class Memory:
 
     def token_ids(self, start: int = 0, stop: int | None = None) -> np.ndarray:
         """uint32 ids of tokens start … stop."""
-        return self._backend.read_table(start, self.tokens if stop is None else stop)["id"]
+        return self._backend.read_table(start, self.tokens if stop is None else min(stop, self.tokens))["id"]
 
     def document_of(self, token: int) -> Document:
         """The document that a token belongs to."""
@@ -314,6 +314,11 @@ class Memory:
         other.geometry.check(self.geometry, other.label)
         if not self.writable:
             raise MemoryWriteError(f"{self.label} is open for reading only; open it with writable=True to extend it.")
+        if self.geometry.memory_positions == "absolute" and self.tokens and other.tokens:
+            raise MemoryMismatchError(
+                f"{other.label} cannot be joined to another: with memory_positions 'absolute' its keys carry their place "
+                "in it. Read the texts into one memory instead."
+            )
         backend, theirs = self._backend, other._backend
         for source in other.documents:
             kept = ("path", "kind", "pages", "source_bytes", "source_mtime_ns", "complete")

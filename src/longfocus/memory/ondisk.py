@@ -21,6 +21,7 @@ import json
 import mmap
 import os
 import re
+import weakref
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -81,6 +82,7 @@ class DiskBackend:
         self.label = f"The memory in {folder}"
         self.writable = writable
         self._files: dict[Path, int] = {}
+        self._finalizer = weakref.finalize(self, _close_all, self._files)  # for memories that nobody closes
         self._crc: dict[str, int] = {}  # running checksums of what was written since the last commit, by file kind
         self._pending_rows = self._pending_text = 0  # token rows and bytes of text since the last commit
         self._lock = _take_lock(folder) if writable else None
@@ -117,6 +119,8 @@ class DiskBackend:
             )
         lock = _take_lock(folder)
         try:
+            if is_memory(folder):
+                raise MemoryWriteError(f"{folder} became a memory just now, by another process; open it instead.")
             manifest = {
                 "format": FORMAT,
                 "version": VERSION,
@@ -344,9 +348,7 @@ class DiskBackend:
         return _read_at(self._file(self._text_file), start, stop - start, self._text_file)
 
     def _close_files(self) -> None:
-        for file in self._files.values():
-            os.close(file)
-        self._files.clear()
+        _close_all(self._files)
 
     def close(self) -> None:
         """Release files and the writer's lock; may be called twice."""
@@ -425,6 +427,12 @@ class DiskStore:
                 found = found.view(torch.bfloat16)
             self._maps[layer] = found
         return found
+
+
+def _close_all(files: dict[Path, int]) -> None:
+    for file in files.values():
+        os.close(file)
+    files.clear()
 
 
 def _kind(path: Path) -> str:

@@ -24,6 +24,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from longfocus.errors import UnsupportedCallError
 from longfocus.memory.context import MassRecorder, MemoryContext, Part
 from longfocus.memory.contract import KVStore
+from longfocus.memory.dense import Scratch
 from longfocus.memory.ram import RamStore
 from longfocus.model.attention_function import WindowPass
 from longfocus.positions import rotate
@@ -31,6 +32,9 @@ from longfocus.positions import rotate
 if TYPE_CHECKING:
     from longfocus.memory.memory import Memory
     from longfocus.model.focus import Focus
+
+
+_FLOAT16_LARGEST = float(torch.finfo(torch.float16).max)
 
 
 class LocalLayer(CacheLayerMixin):
@@ -176,6 +180,7 @@ class FocusCache(Cache):
         self.stored = np.zeros((0, 0), dtype=bool)
         self.recorder: MassRecorder | None = None
         self._removable: int | None = None  # last columns that `crop` may take back; None: nothing has moved so far
+        self._scratch = Scratch()  # of its own: two threads may read one memory at once
         self._own = own
         self._document_start = document_start
 
@@ -293,7 +298,7 @@ class FocusCache(Cache):
             own,
             retrieval=config.retrieval,
             k=config.k,
-            scratch=self.focus.scratch,
+            scratch=self._scratch,
             span=span,
             recorder=self.recorder,
         )
@@ -337,7 +342,15 @@ class FocusCache(Cache):
                 layer = self.local_layers[index]
                 assert layer.keys is not None and layer.values is not None
                 keys = self._encode(index, layer.keys[:, :, low:high], low, high)
-                records[index] = torch.stack((keys, layer.values[:, :, low:high]), 2).permute(0, 3, 2, 1, 4)
+                record = torch.stack((keys, layer.values[:, :, low:high]), 2).permute(0, 3, 2, 1, 4)
+                if self.focus.memory_dtype == torch.float16 and record.dtype != torch.float16:
+                    largest = float(record.abs().max())
+                    if _FLOAT16_LARGEST < largest < torch.inf:
+                        raise UnsupportedCallError(
+                            f"memory_dtype: float16 holds numbers up to 65,504, and layer {index} made one of "
+                            f"{largest:,.0f}; use bfloat16 or float32."
+                        )
+                records[index] = record
             self._store_for(moving.shape[0]).append(records, moving[:, low:high])
         self.stored = self.stored | moving
 

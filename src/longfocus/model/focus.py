@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -10,7 +9,6 @@ from transformers import PreTrainedModel
 
 from longfocus.config import FocusConfig
 from longfocus.errors import ConfigError
-from longfocus.memory.dense import Scratch
 from longfocus.memory.fingerprint import model_fingerprint
 from longfocus.memory.geometry import MemoryGeometry
 from longfocus.memory.ram import RamStore
@@ -29,7 +27,7 @@ class Focus:
         """
         self.anatomy = Anatomy(model)
         self.config = config.resolve(self.anatomy.num_layers, self.anatomy.longest_window)
-        self.scratch = Scratch()
+        self._fingerprint: tuple[tuple[tuple[int, int], ...], str] | None = None
         for layer in self.config.layers:
             sliding = self.anatomy.sliding_window(layer)
             if sliding is not None and sliding < self.config.window_tokens:
@@ -78,10 +76,13 @@ class Focus:
             device=self.config.memory_device or self.device,
         )
 
-    @cached_property
+    @property
     def fingerprint(self) -> str:
-        """Digest of the model's weights, taken once."""
-        return model_fingerprint(self.model)
+        """Digest of the model's weights as they are now; taken again when a weight was changed or replaced."""
+        state = tuple((weight.data_ptr(), weight._version) for weight in self.model.parameters())
+        if self._fingerprint is None or self._fingerprint[0] != state:
+            self._fingerprint = (state, model_fingerprint(self.model))
+        return self._fingerprint[1]
 
     @property
     def geometry(self) -> MemoryGeometry:

@@ -237,11 +237,16 @@ class FocusedModel:
         """
         last_window = kwargs.pop("last_window", None)
         last_window = kwargs.pop("last_context_length", last_window)  # the name in the authors' code
-        settings = (kwargs.get("generation_config"), getattr(self, "generation_config", None))
+        model: Any = self
+        own = model.generation_config
+        of_call = kwargs.get("generation_config")
+        # what a checkpoint merely ships (a cache for long texts, the cache switched off for training) is overridden
+        shipped = {"cache_implementation": None, "use_cache": True}
 
         def asked(name: str) -> Any:
             """The argument, else the call's generation config, else the model's."""
-            given = [kwargs.get(name), *(getattr(setting, name, None) for setting in settings)]
+            given = [kwargs.get(name), getattr(of_call, name, None)]
+            given += [] if name in shipped else [getattr(own, name, None)]
             return next((value for value in given if value is not None), None)
 
         for name, why in _NOT_GENERATED.items():
@@ -265,7 +270,20 @@ class FocusedModel:
                 f"generate: the cache holds {cache.seen} tokens but only {ids.shape[1]} were given; "
                 "pass the whole sequence, the tokens already seen and the new ones."
             )
+        before = {name: getattr(own, name, None) for name in shipped}
+        own.update(**shipped)  # transformers fills gaps of the call's config from the model's
+        try:
+            return self._generate(inputs, ids, mask, cache, kwargs)
+        finally:
+            own.update(**before)
+
+    def _generate(
+        self, inputs: Tensor | None, ids: Tensor | None, mask: Tensor | None, cache: FocusCache, kwargs: dict[str, Any]
+    ) -> Any:
+        """Hand over to transformers, with padding on the left."""
         inner: Any = super().generate  # type: ignore[misc]
+        if ids is None and mask is not None and not bool((mask[:, -1] != 0).all()):
+            raise UnsupportedCallError("generate: inputs_embeds with padding on the right; pad on the left.")
         order = _left_padding_order(ids, mask, cache)
         if order is None:
             return inner(inputs, cache=cache, **kwargs)

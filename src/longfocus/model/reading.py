@@ -54,10 +54,11 @@ class Reader:
             MemoryWriteError: the disk refused; windows committed before are intact.
         """
         memory = self.memory
+        fields = source.fields  # as it is now: a file that changes while it is read counts as changed
         document = self._interrupted(source)
         skip = document.tokens if document is not None else 0
         if document is None:
-            document = memory.begin_document(source.name, **source.fields)
+            document = memory.begin_document(source.name, **fields)
         config = self.model.focus.config
         cache = FocusCache(self.model.focus, own=memory.store, document_start=document.start)
         read_bytes = 0
@@ -77,7 +78,7 @@ class Reader:
                 (rows, text), window = window, next(windows, None)
                 ending: dict[str, Any] = {}
                 if window is None:
-                    ending = {**source.fields, "pages": tuple(source.pages) or None, "complete": True}
+                    ending = {**fields, "pages": tuple(source.pages) or None, "complete": True}
                 if skip:  # in the memory already: whole windows, as they were committed
                     skip -= len(rows)
                     if ending:
