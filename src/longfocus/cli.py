@@ -7,9 +7,6 @@ import os
 import sys
 from importlib import import_module
 
-# Before torch is loaded: threads that spin while they wait ruin latency beside a busy neighbour.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-os.environ.setdefault("GOMP_SPINCOUNT", "0")
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 

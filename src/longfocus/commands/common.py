@@ -119,19 +119,31 @@ def load_model(source: str, options: dict[str, Any], threads: int | None) -> tup
         torch.set_num_threads(threads)
     from longfocus.model.load import load, load_tokenizer
 
-    model = load(source, announce=note, **options)
-    return model, load_tokenizer(source)
+    return load(source, announce=note, **options), load_tokenizer(source)
+
+
+def warn_untrained(source: str) -> None:
+    """Say so when the model never learnt to use a memory, lest its answers be taken for more than they are."""
+    if source == "default":
+        note(
+            "The default model has not been trained to use its memory yet: trust the sources, not the answer (see README)."
+        )
+
+
+_TELL_EVERY_SECONDS = 15
 
 
 def read_all(reader: Reader, sources: Sequence[Source]) -> None:
     """Read sources with a progress bar: tokens, tokens per second, time left."""
+    if not sources:
+        return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
     console = Console(stderr=True)
     total = sum(source.size_bytes or 0 for source in sources)
     done_bytes = tokens = 0
-    begun = time.monotonic()
+    begun = told = time.monotonic()
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -145,6 +157,11 @@ def read_all(reader: Reader, sources: Sequence[Source]) -> None:
             def step(progress: Any, base: int = done_bytes, name: str = source.name) -> None:
                 nonlocal tokens
                 tokens += progress.tokens
+                nonlocal told
+                if not console.is_terminal and time.monotonic() - told > _TELL_EVERY_SECONDS:
+                    told = time.monotonic()
+                    part = f"{100 * (base + progress.source_bytes) / total:.0f}%, " if total else ""
+                    note(f"Reading: {part}{tokens:,} tokens, {tokens / (told - begun):,.0f} tokens/s …")
                 bar.update(
                     task,
                     completed=base + progress.source_bytes,
@@ -195,6 +212,7 @@ def open_for_answers(
     model, tokenizer = load_model(name, {**defaults, **options}, threads)
     for memory in saved:
         memory.check(model, tokenizer)
+    warn_untrained(name)
     if len(saved) == 1 and found is None:
         return model, tokenizer, saved[0]
     joined = Memory.merge(saved, model, tokenizer)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from longfocus.commands import common
 from longfocus.errors import LongfocusError, MemoryMismatchError
+
+if TYPE_CHECKING:
+    from longfocus.data.documents import Source
+    from longfocus.memory.memory import Memory
 
 EPILOG = """Examples:
 
@@ -48,12 +52,16 @@ def remember(
         memory_layers=memory_layers, window=window, overlap=overlap, memory_dtype=memory_dtype, read_span=read_span
     )
     adding = is_memory(into)
+    new = found.sources
     name = model or "default"
     defaults: dict[str, Any] = dict(common.CLI_DEFAULTS)
     if adding:
         with Memory.open(into) as present:
             defaults = present.focus_options
             name = model or present.model_source or "default"
+            new = _not_yet_remembered(present, found.sources)
+        if not new and not options and model is None:
+            return
     elif os.path.exists(into) and (not into.is_dir() or foreign_entries(into)):
         raise LongfocusError(f"{into} exists and is not a memory; choose a new folder.")
     focused, tokenizer = common.load_model(name, {**defaults, **options}, threads)
@@ -71,11 +79,8 @@ def remember(
     with memory:
         reader = Reader(focused, tokenizer, memory)
         common.report_skipped(found.skipped)
-        known = [source for source in found.sources if reader.is_remembered(source)]
-        if known:
-            common.note(f"{len(known)} of {len(found.sources)} files are remembered already, unchanged.")
         try:
-            common.read_all(reader, [source for source in found.sources if source not in known])
+            common.read_all(reader, new)
         except KeyboardInterrupt:
             again = "goes on from here" if not focused.focus.config.overlap else "reads the unfinished document again"
             common.note(
@@ -86,3 +91,17 @@ def remember(
         common.note(
             f"{into}: {len(memory.documents)} documents, {memory.tokens:,} tokens, {memory.nbytes / 1e6:,.1f} MB."
         )
+
+
+def _not_yet_remembered(memory: Memory, sources: list[Source]) -> list[Source]:
+    """Sources that are not in the memory, unchanged; says what is passed over, and what stands in it twice now."""
+    from longfocus.model.reading import is_remembered
+
+    new = [source for source in sources if not is_remembered(memory, source)]
+    if len(new) < len(sources):
+        common.note(f"{len(sources) - len(new)} of {len(sources)} files are remembered already, unchanged.")
+    read_before = {document.path for document in memory.documents if document.complete}
+    for source in new:
+        if source.path is not None and str(source.path.absolute()) in read_before:
+            common.note(f"{source.name} has changed: it is read again, and what was remembered of it before stays.")
+    return new

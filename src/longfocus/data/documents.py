@@ -177,14 +177,16 @@ class Found:
     """(name, reason) of files inside folders that are left out."""
 
 
-def find_sources(paths: Sequence[str | Path], *, encoding: str | None = None) -> Found:
-    """Expand files, folders and `-` (standard input) into checked sources, folders in sorted order.
+def find_sources(paths: str | Path | Sequence[str | Path], *, encoding: str | None = None) -> Found:
+    """Expand one or more files, folders and `-` (standard input) into checked sources, folders in sorted order.
 
     Hidden files, version control, caches and build folders are passed over.
 
     Raises:
         InputError: a named file cannot be read as text, or nothing readable was found.
     """
+    if isinstance(paths, (str, Path)):
+        paths = [paths]
     sources: list[Source] = []
     skipped: list[tuple[str, str]] = []
     for given in paths:

@@ -143,9 +143,13 @@ class Memory:
         try:
             target.mkdir(parents=True, exist_ok=True)
             strangers = foreign_entries(target)
-            if strangers or is_memory(target):
+            if is_memory(target):
                 raise MemoryWriteError(
-                    f"{target} is not an empty folder (it holds {(strangers or [MANIFEST])[0]!r}); choose a new one."
+                    f"{target} holds a memory already; open it with writable=True and extend it, or choose a new folder."
+                )
+            if strangers:
+                raise MemoryWriteError(
+                    f"{target} is not an empty folder (it holds {strangers[0]!r}); choose a new one."
                 )
             shutil.rmtree(unfinished, ignore_errors=True)
             backend = DiskBackend.create(unfinished, self.geometry, focus_options=options, model_source=source)

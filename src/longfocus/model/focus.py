@@ -39,6 +39,9 @@ class Focus:
                 )
         self.tables: dict[int, RotaryTable] = {layer: self.anatomy.rotary(layer) for layer in self.config.layers}
 
+    def __repr__(self) -> str:
+        return f"<Focus of {type(self.model).__name__}: {self.config}>"
+
     @property
     def model(self) -> PreTrainedModel:
         """The model that this belongs to."""

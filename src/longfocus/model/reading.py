@@ -96,17 +96,6 @@ class Reader:
                 memory.commit_window(document, np.zeros(0, TOKEN_DTYPE), b"", 0, pages=tuple(source.pages))
             raise
 
-    def is_remembered(self, source: Source) -> bool:
-        """Whether the memory holds this very file, whole and unchanged (same path, size and time of change)."""
-        fields = source.fields
-        if "path" not in fields:
-            return False
-        keys = ("path", "source_bytes", "source_mtime_ns")
-        return any(
-            document.complete and all(getattr(document, key) == fields[key] for key in keys)
-            for document in self.memory.documents
-        )
-
     def _interrupted(self, source: Source) -> Document | None:
         """The memory's last document, if it is the beginning of this source and can be continued."""
         documents = self.memory.documents
@@ -131,6 +120,16 @@ class Reader:
         if at < len(known) or (more and len(known) % window):  # a short last window ends the text it was read from
             return None
         return last
+
+
+def is_remembered(memory: Memory, source: Source) -> bool:
+    """Whether the memory holds this very file, whole and unchanged (same path, size and time of change)."""
+    fields = source.fields
+    keys = ("path", "source_bytes", "source_mtime_ns")
+    return "path" in fields and any(
+        document.complete and all(getattr(document, key) == fields[key] for key in keys)
+        for document in memory.documents
+    )
 
 
 def read_ids(model: FocusedModel, ids: Sequence[int] | torch.Tensor, memory: Memory, name: str = "tokens") -> Document:
