@@ -113,6 +113,9 @@ class Conversation:
                 )[0].tolist()
         except KeyboardInterrupt:
             stopped = "interrupt"
+        except BaseException:
+            restore()
+            raise
         finally:
             cache.recorder = None
         recorder.queries = max(1, cache.seen - seen)

@@ -125,7 +125,9 @@ def test_what_is_remembered_already_is_passed_over(tiny_model: Path, saved: Path
         assert_same(held(memory), once)
     with note.open("a") as file:
         file.write("A fourth line.\n")
-    assert longfocus("remember", note, prose, "--into", saved).code == 0
+    done = longfocus("remember", note, prose, "--into", saved)
+    assert done.code == 0
+    assert f"{note} has changed: it is read again" in done.err
     with Memory.open(saved) as memory:
         assert [document.name for document in memory.documents] == [str(note), str(note), str(prose)]
         assert memory.text_of(memory.documents[1]).endswith("A fourth line.\n")
@@ -590,7 +592,7 @@ def test_a_damaged_memory_names_the_file(name: str, saved: Path, note: Path) -> 
 def test_a_memory_that_is_being_written_to(saved: Path, prose: Path) -> None:
     child = processes.start("tests.memory.children:hold", str(saved))
     child.wait_for(lambda: child.said("holding"))
-    assert "Another process is writing" in refuses("remember", prose, "--into", saved)
+    assert "is being written to, by another process" in refuses("remember", prose, "--into", saved)
     done = longfocus("ask", saved, "Why?", "--max-new-tokens", 2)
     assert done.code == 0
     child.kill()

@@ -57,6 +57,35 @@ def test_text_in_any_script_comes_back_as_it_was(name: str, tmp_path: Path) -> N
     assert read_one(path) == SAMPLES[name] * 3
 
 
+def test_one_path_is_one_path_and_no_list_of_letters(tmp_path: Path) -> None:
+    """A string is a sequence of strings, and its first may be `/`."""
+    (tmp_path / "a.txt").write_text("hello")
+    for given in (str(tmp_path / "a.txt"), tmp_path / "a.txt"):
+        assert [source.path for source in find_sources(given).sources] == [tmp_path / "a.txt"]
+
+
+def test_a_file_that_is_named_twice_is_read_once(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("hello")
+    (tmp_path / "b.txt").write_text("hello")
+    found = find_sources([tmp_path / "b.txt", tmp_path, tmp_path / "a.txt"])
+    assert sorted(source.path.name for source in found.sources if source.path) == ["a.txt", "b.txt"]
+
+
+def test_halves_of_characters_that_a_codec_lets_through_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"+2AA-")
+    with pytest.raises(InputError, match="is not utf-7 text"):
+        read_one(tmp_path / "a.txt", "utf-7")
+
+
+def test_a_file_that_vanishes_is_an_error_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("hello")
+    source = find_sources(tmp_path / "a.txt").sources[0]
+    (tmp_path / "a.txt").unlink()
+    for ask in (lambda: source.fields, lambda: source.size_bytes, lambda: text_of(source)):
+        with pytest.raises(InputError, match="cannot be read: No such file"):
+            ask()
+
+
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r", "\u2028", "\x0b\x0c\x85"])
 def test_line_ends_come_back_as_they_were(end: str, tmp_path: Path) -> None:
     path = tmp_path / "text"

@@ -37,7 +37,7 @@ from longfocus.errors import (
 )
 from longfocus.memory.documents import TOKEN_DTYPE
 from longfocus.model.load import resolve
-from longfocus.model.reading import Progress
+from longfocus.model.reading import Progress, not_remembered
 from tests import processes
 from tests.data.pdf import pdf
 from tests.memory.saved import (
@@ -938,7 +938,7 @@ def test_a_full_disk_stops_with_an_error_and_keeps_what_was_committed(
         with Memory.open(disk / "memory", model=model, tokenizer=words, writable=True) as memory:
             reader = Reader(model, words, memory)
             for path in texts:
-                if not reader.is_remembered(source_of(path)):
+                if not_remembered(memory, [source_of(path)]):
                     reader.read(source_of(path))
             assert_same(held(memory), expected)
     assert len(committed) >= 5, committed
@@ -1032,7 +1032,7 @@ def test_interrupted_reading_goes_on_and_equals_an_unbroken_one(
             assert logits(model, question(), memory=memory).isfinite().all()
             if at % 2:
                 reader = Reader(model, words, memory)
-            if not reader.is_remembered(source_of(texts[1])):
+            if not_remembered(memory, [source_of(texts[1])]):
                 reader.read(source_of(texts[1]))
             assert_same(held(memory), expected)
         if place == "disk":
@@ -1124,7 +1124,7 @@ def test_a_file_that_grew_after_an_interruption_is_remembered_as_it_is_now(
         file.write(b"One more line.\n")
     reader.read(source_of(texts[0]))
     assert_same(held(memory), held(in_ram(model, texts[0])))
-    assert reader.is_remembered(source_of(texts[0]))
+    assert not not_remembered(memory, [source_of(texts[0])])
 
 
 def test_a_file_that_changed_after_an_interruption_is_read_anew(texts: list[Path], model: Any, words: Any) -> None:
@@ -1144,9 +1144,8 @@ def test_a_file_that_changed_after_an_interruption_is_read_anew(texts: list[Path
 @pytest.mark.parametrize("change", ["content", "time", "gone from memory"])
 def test_only_the_very_same_file_is_remembered(change: str, texts: list[Path], model: Any, words: Any) -> None:
     memory = in_ram(model, texts[1])
-    reader = Reader(model, words, memory)
-    assert reader.is_remembered(source_of(texts[1]))
-    assert not reader.is_remembered(source_of(texts[0]))
+    assert not not_remembered(memory, [source_of(texts[1])])
+    assert not_remembered(memory, [source_of(texts[0])])
     if change == "content":
         with texts[1].open("ab") as file:
             file.write(b"x")
@@ -1154,7 +1153,7 @@ def test_only_the_very_same_file_is_remembered(change: str, texts: list[Path], m
         os.utime(texts[1], ns=(1, 1))
     else:
         memory.clear()
-    assert not reader.is_remembered(source_of(texts[1]))
+    assert not_remembered(memory, [source_of(texts[1])])
 
 
 def test_progress_adds_up_to_the_document(texts: list[Path], model: Any, words: Any) -> None:

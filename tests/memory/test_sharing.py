@@ -6,12 +6,13 @@ python -m pytest tests/memory/test_sharing.py
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
 
 from longfocus import Memory, attach, read_ids
-from longfocus.errors import MemoryMismatchError, UnsupportedCallError
+from longfocus.errors import MemoryMismatchError, MemoryStoreError, UnsupportedCallError
 from tests.models import tiny
 
 
@@ -50,3 +51,32 @@ def test_memories_with_absolute_positions_are_not_joined() -> None:
     with pytest.raises(MemoryMismatchError, match="absolute"):
         memories[0].extend(memories[1])
     assert memories[0].tokens == 30
+
+
+def test_what_is_added_to_a_memory_while_a_question_runs_is_not_seen_by_it() -> None:
+    model = attach(tiny("llama"), memory_layers=(1,), window=16)
+    ids, question, later = (torch.randint(3, 97, (size,)) for size in (100, 10, 60))
+    memory = Memory(model)
+    read_ids(model, ids, memory)
+    with torch.no_grad():
+        cache = model.new_cache(memory)
+        read_ids(model, later, memory)
+        found = model(question[None], cache=cache).logits
+        before = Memory(model)
+        read_ids(model, ids, before)
+        expected = model(question[None], memory=before).logits
+        assert torch.equal(found, expected)
+        assert not torch.equal(model(question[None], memory=memory).logits, expected)
+
+
+def test_a_closed_memory_says_so(tmp_path: Path) -> None:
+    model = attach(tiny("llama"), memory_layers=(1,), window=16)
+    with Memory.create(tmp_path / "memory", model) as memory:
+        read_ids(model, torch.randint(3, 97, (40,)), memory)
+    ids = torch.randint(3, 97, (1, 5))
+    with pytest.raises(MemoryStoreError, match="is closed; open it again"), torch.no_grad():
+        memory.token_ids()
+    with pytest.raises(MemoryStoreError, match="is closed; open it again"):
+        read_ids(model, ids, memory)
+    with Memory.open(tmp_path / "memory", model=model) as again:
+        assert again.tokens == 40

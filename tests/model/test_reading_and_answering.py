@@ -177,7 +177,7 @@ def test_documents_do_not_see_each_other(tmp_path: Path) -> None:
     model = focused()
     paths = written(tmp_path, a=SAMPLES["latin"], b=SAMPLES["cyrillic"], c=SAMPLES["code"])
     alone = [held(remembered(model, path)) for path in paths]
-    for order in ([0, 1, 2], [2, 0, 1], [1, 2, 0, 0]):
+    for order in ([0, 1, 2], [2, 0, 1], [1, 2, 0]):
         memory = remembered(model, *[paths[number] for number in order])
         together = held(memory)
         for document, number in zip(memory.documents, order, strict=True):
@@ -934,3 +934,17 @@ def test_a_memory_of_an_authors_checkpoint_answers(tmp_path: Path) -> None:
     assert_close(
         logits(model, ids[None, 2 * WINDOW :], memory=memory)[0], expected[2 * WINDOW :], AUTHORS_TOLERANCE, "logits"
     )
+
+
+def test_a_conversation_goes_on_after_an_error_in_the_middle_of_an_answer() -> None:
+    """The reader of the answer may fail (a closed pipe); the turn is forgotten, as after Ctrl-C."""
+
+    def failing(text: str) -> None:
+        raise BrokenPipeError
+
+    model, words = focused(changes={"eos_token_id": None}, window=100), talking()
+    talk = Conversation(model, words, None, Sampling(max_new_tokens=6))
+    with pytest.raises(BrokenPipeError):
+        talk.ask("Who?", emit=failing)
+    fresh = Conversation(model, words, None, Sampling(max_new_tokens=6))
+    assert talk.ask("Who?").text == fresh.ask("Who?").text

@@ -69,7 +69,7 @@ def ask(
         memory_dtype=memory_dtype,
         read_span=read_span,
     )
-    focused, tokenizer, memory = common.open_for_answers(paths, model, options, threads, encoding)
+    focused, tokenizer, memory = common.open_for_answers(paths, model, options, threads, encoding, quiet=as_json)
     from longfocus.answering import Conversation, Sampling
 
     talk = Conversation(focused, tokenizer, memory, Sampling(max_new_tokens, temperature, top_p, seed))

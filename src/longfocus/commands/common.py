@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from longfocus.errors import ConfigError, InputError
+from longfocus.errors import ConfigError, InputError, ModelNotFoundError
 
 if TYPE_CHECKING:
     from longfocus.data.documents import Source
@@ -193,7 +193,13 @@ def report_skipped(skipped: Sequence[tuple[str, str]], limit: int = 5) -> None:
 
 
 def open_for_answers(
-    paths: Sequence[str], model_name: str | None, options: dict[str, Any], threads: int | None, encoding: str | None
+    paths: Sequence[str],
+    model_name: str | None,
+    options: dict[str, Any],
+    threads: int | None,
+    encoding: str | None,
+    *,
+    quiet: bool = False,
 ) -> tuple[Any, Any, Memory]:
     """Model, tokenizer and memory for one saved memory, or for texts (and memories) read into RAM."""
     from longfocus.data.documents import find_sources
@@ -209,10 +215,18 @@ def open_for_answers(
     if saved:
         defaults = saved[0].focus_options
         name = model_name or saved[0].model_source or "default"
-    model, tokenizer = load_model(name, {**defaults, **options}, threads)
+    try:
+        model, tokenizer = load_model(name, {**defaults, **options}, threads)
+    except ModelNotFoundError as error:
+        if saved and model_name is None:
+            raise ModelNotFoundError(
+                f"{error} ({saved[0].label} was made with it; name its new place with --model.)"
+            ) from error
+        raise
     for memory in saved:
         memory.check(model, tokenizer)
-    warn_untrained(name)
+    if not quiet:
+        warn_untrained(name)
     if len(saved) == 1 and found is None:
         return model, tokenizer, saved[0]
     joined = Memory.merge(saved, model, tokenizer)

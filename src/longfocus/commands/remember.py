@@ -46,22 +46,29 @@ def remember(
     from longfocus.data.documents import find_sources
     from longfocus.memory.memory import Memory
     from longfocus.memory.ondisk import foreign_entries, is_memory
+    from longfocus.model.reading import Reader, not_remembered
 
     found = find_sources(paths, encoding=encoding)
+    common.report_skipped(found.skipped)
     options = common.focus_options(
         memory_layers=memory_layers, window=window, overlap=overlap, memory_dtype=memory_dtype, read_span=read_span
     )
     adding = is_memory(into)
     new = found.sources
+    passed_over: list[str] = []
     name = model or "default"
     defaults: dict[str, Any] = dict(common.CLI_DEFAULTS)
     if adding:
         with Memory.open(into) as present:
             defaults = present.focus_options
             name = model or present.model_source or "default"
-            new = _not_yet_remembered(present, found.sources)
-        if not new and not options and model is None:
-            return
+            new = not_remembered(present, found.sources)
+            passed_over = _passed_over(present, found.sources, new)
+            if not new and not options and model is None:
+                for line in passed_over:
+                    common.note(line)
+                _say_what_it_holds(into, present)
+                return
     elif os.path.exists(into) and (not into.is_dir() or foreign_entries(into)):
         raise LongfocusError(f"{into} exists and is not a memory; choose a new folder.")
     focused, tokenizer = common.load_model(name, {**defaults, **options}, threads)
@@ -74,11 +81,10 @@ def remember(
         )
     except MemoryMismatchError as error:
         raise MemoryMismatchError(f"{error} (Leave out the options to add with those of the memory.)") from error
-    from longfocus.model.reading import Reader
-
     with memory:
         reader = Reader(focused, tokenizer, memory)
-        common.report_skipped(found.skipped)
+        for line in passed_over:
+            common.note(line)
         try:
             common.read_all(reader, new)
         except KeyboardInterrupt:
@@ -88,20 +94,22 @@ def remember(
                 f"the same command {again}."
             )
             raise
-        common.note(
-            f"{into}: {len(memory.documents)} documents, {memory.tokens:,} tokens, {memory.nbytes / 1e6:,.1f} MB."
-        )
+        _say_what_it_holds(into, memory)
 
 
-def _not_yet_remembered(memory: Memory, sources: list[Source]) -> list[Source]:
-    """Sources that are not in the memory, unchanged; says what is passed over, and what stands in it twice now."""
-    from longfocus.model.reading import is_remembered
+def _say_what_it_holds(folder: Path, memory: Memory) -> None:
+    megabytes = memory.nbytes / 1e6
+    common.note(f"{folder}: {len(memory.documents)} documents, {memory.tokens:,} tokens, {megabytes:,.1f} MB.")
 
-    new = [source for source in sources if not is_remembered(memory, source)]
+
+def _passed_over(memory: Memory, sources: list[Source], new: list[Source]) -> list[str]:
+    """Lines about what is in the memory already, and what will stand in it twice."""
+    lines = []
     if len(new) < len(sources):
-        common.note(f"{len(sources) - len(new)} of {len(sources)} files are remembered already, unchanged.")
+        lines.append(f"{len(sources) - len(new)} of {len(sources)} files are remembered already, unchanged.")
     read_before = {document.path for document in memory.documents if document.complete}
-    for source in new:
-        if source.path is not None and str(source.path.absolute()) in read_before:
-            common.note(f"{source.name} has changed: it is read again, and what was remembered of it before stays.")
-    return new
+    return lines + [
+        f"{source.name} has changed: it is read again, and what was remembered of it before stays."
+        for source in new
+        if source.path is not None and str(source.path.absolute()) in read_before
+    ]

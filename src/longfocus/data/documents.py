@@ -222,6 +222,7 @@ def find_sources(paths: str | Path | Sequence[str | Path], *, encoding: str | No
         source = _source(path, str(path), encoding)
         source.check()
         sources.append(source)
+    sources = list({source.path.absolute() if source.path else id(source): source for source in sources}.values())
     if not sources:
         reasons = "; ".join(f"{name} {why}" for name, why in skipped[:3])
         raise InputError(f"Nothing to read in {', '.join(map(str, paths))}" + (f" ({reasons})." if reasons else "."))

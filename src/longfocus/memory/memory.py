@@ -154,7 +154,9 @@ class Memory:
             shutil.rmtree(unfinished, ignore_errors=True)
             backend = DiskBackend.create(unfinished, self.geometry, focus_options=options, model_source=source)
             with Memory._over(backend) as copy:
+                backend.durable = False
                 copy.extend(self)
+                backend.sync()
             names = sorted((entry.name for entry in unfinished.iterdir()), key=lambda name: name == MANIFEST)
             for name in names:  # the manifest last: with it the memory is there, whole
                 os.replace(unfinished / name, target / name)

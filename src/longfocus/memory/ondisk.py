@@ -81,6 +81,8 @@ class DiskBackend:
         self.folder = folder
         self.label = f"The memory in {folder}"
         self.writable = writable
+        self._closed = False
+        self.durable = True  # sync every commit; `save` syncs once, at its end
         self._files: dict[Path, int] = {}
         self._finalizer = weakref.finalize(self, _close_all, self._files)  # for memories that nobody closes
         self._crc: dict[str, int] = {}  # running checksums of what was written since the last commit, by file kind
@@ -238,7 +240,14 @@ class DiskBackend:
 
     # -- writing -----------------------------------------------------------------------------------------
 
+    def sync(self) -> None:
+        """Make everything that was written durable."""
+        for file in self._files.values():
+            os.fsync(file)
+
     def _require_writer(self) -> None:
+        if self._closed:
+            raise MemoryStoreError(f"{self.label} is closed; open it again with Memory.open.")
         if not self.writable:
             raise MemoryStoreError(f"{self.label} was opened for reading; open it with writable=True to add to it.")
 
@@ -254,6 +263,8 @@ class DiskBackend:
 
     def _file(self, path: Path) -> int:
         """Descriptor of a data file, opened on first use."""
+        if self._closed:
+            raise MemoryStoreError(f"{self.label} is closed; open it again with Memory.open.")
         file = self._files.get(path)
         if file is None:
             flags = os.O_RDWR | os.O_CREAT if self.writable else os.O_RDONLY
@@ -292,8 +303,8 @@ class DiskBackend:
         line = _line(entry)
         path = self.folder / JOURNAL
         try:
-            for file in self._files.values():
-                os.fsync(file)
+            if self.durable:
+                self.sync()
             journal = os.open(path, os.O_RDWR)
             try:
                 os.ftruncate(journal, self._journal_bytes)  # a line that a killed writer left unfinished
@@ -301,7 +312,8 @@ class DiskBackend:
                 while view:
                     done = os.pwrite(journal, view, offset)
                     view, offset = view[done:], offset + done
-                os.fsync(journal)
+                if self.durable:
+                    os.fsync(journal)
             finally:
                 os.close(journal)
         except OSError as error:
@@ -353,6 +365,7 @@ class DiskBackend:
     def close(self) -> None:
         """Release files and the writer's lock; may be called twice."""
         self._close_files()
+        self._closed = True
         if self._lock is not None:
             self._lock.release()
             self._lock = None
@@ -522,7 +535,7 @@ def _take_lock(folder: Path) -> filelock.BaseFileLock:
         lock.acquire(timeout=0)
     except filelock.Timeout as error:
         raise MemoryLockedError(
-            f"Another process is writing to the memory in {folder}; wait until it has finished. Asking it works meanwhile."
+            f"The memory in {folder} is being written to, by another process or an object of this one that was not closed; wait until it has finished. Asking it works meanwhile."
         ) from error
     except OSError as error:
         raise _write_error(folder, error) from error

@@ -172,7 +172,7 @@ class FocusCache(Cache):
         layers = [LocalLayer(self, room) for _ in range(focus.num_layers)]
         super().__init__(layers=layers)
         self.local_layers = layers
-        self.memory = memory
+        self.read_memory(memory)
         self.last_window = last_window
         self.seen = 0
         """Columns fed so far, padding included: what transformers calls the sequence length."""
@@ -183,6 +183,11 @@ class FocusCache(Cache):
         self._scratch = Scratch()  # of its own: two threads may read one memory at once
         self._own = own
         self._document_start = document_start
+
+    def read_memory(self, memory: Memory | None) -> None:
+        """Read this memory, as it is now: what is added to it later is not seen by this cache."""
+        self.memory = memory
+        self.memory_tokens = memory.tokens if memory is not None else 0
 
     # -- sizes -------------------------------------------------------------------------------------------
 
@@ -209,6 +214,7 @@ class FocusCache(Cache):
     def __deepcopy__(self, memo: dict[int, Any]) -> FocusCache:
         other = FocusCache(self.focus, self.memory, last_window=self.last_window, document_start=self._document_start)
         memo[id(self)] = other
+        other.memory_tokens = self.memory_tokens
         other.seen, other.valid, other.stored = self.seen, self.valid.copy(), self.stored.copy()
         other._own, other._removable = copy.deepcopy(self._own, memo), self._removable
         for mine, copied in zip(self.local_layers, other.local_layers, strict=True):
@@ -288,7 +294,7 @@ class FocusCache(Cache):
         return restore
 
     def _context(self, span: int | None) -> MemoryContext | None:
-        shared = Part(self.memory.store, 0, self.memory.tokens) if self.memory is not None else None
+        shared = Part(self.memory.store, 0, self.memory_tokens) if self.memory is not None else None
         own = Part(self._own, self._document_start) if self._own is not None else None
         if (shared is None or not shared.tokens) and (own is None or not own.tokens):
             return None
@@ -367,7 +373,7 @@ class FocusCache(Cache):
 
     def _window_base(self) -> np.ndarray:
         """int (B,): tokens of the text before each row's local window."""
-        shared = 0 if self.memory is None else self.memory.tokens
+        shared = self.memory_tokens
         own = np.zeros(self.rows, dtype=np.int64)
         if isinstance(self._own, RamStore) and self._own.rows == self.rows:
             own = self._own.row_counts()

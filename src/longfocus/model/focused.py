@@ -96,7 +96,7 @@ class FocusedModel:
                     "forward: the cache already reads another memory; start a new cache for this one."
                 )
             memory.geometry.check(self.focus.geometry, memory.label)
-            cache.memory = memory
+            cache.read_memory(memory)
         if cache.rows not in (0, rows):
             raise UnsupportedCallError(f"forward: {rows} rows given, but the cache holds {cache.rows}.")
         present = _present(attention_mask, rows, columns)
@@ -318,6 +318,7 @@ _NOT_GENERATED = {
     "assistant_model": "assisted generation takes tokens back, and a token that moved to memory stays there",
     "prompt_lookup_num_tokens": "assisted generation takes tokens back, and a token that moved to memory stays there",
     "assistant_early_exit": "assisted generation takes tokens back, and a token that moved to memory stays there",
+    "prefill_chunk_size": "a long prompt is read in windows anyway, and chunks would cut it elsewhere",
     "cache_implementation": "a focused model needs its own cache (model.new_cache())",
 }
 

@@ -122,14 +122,15 @@ class Reader:
         return last
 
 
-def is_remembered(memory: Memory, source: Source) -> bool:
-    """Whether the memory holds this very file, whole and unchanged (same path, size and time of change)."""
-    fields = source.fields
+def not_remembered(memory: Memory, sources: Sequence[Source]) -> list[Source]:
+    """The sources that the memory does not hold whole and unchanged (same path, size and time of change)."""
     keys = ("path", "source_bytes", "source_mtime_ns")
-    return "path" in fields and any(
-        document.complete and all(getattr(document, key) == fields[key] for key in keys)
+    known = {
+        tuple(getattr(document, key) for key in keys)
         for document in memory.documents
-    )
+        if document.complete and document.path is not None
+    }
+    return [source for source in sources if tuple(source.fields.get(key) for key in keys) not in known]
 
 
 def read_ids(model: FocusedModel, ids: Sequence[int] | torch.Tensor, memory: Memory, name: str = "tokens") -> Document:
