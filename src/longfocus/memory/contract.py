@@ -41,6 +41,8 @@ class KVChunk(NamedTuple):
     """bool (R, n), True where the row has the record; None: all do."""
     start: int
     """Index of the first record in its store."""
+    records: Tensor | None = None
+    """(R, n, 2, Hkv, head_dim), what keys and values are views of; None where they are not of one tensor."""
 
 
 class KVStore(Protocol):
@@ -69,4 +71,4 @@ class KVStore(Protocol):
 
 def chunk_of(records: Tensor, mask: Tensor | None, start: int) -> KVChunk:
     """View records (R, n, 2, Hkv, head_dim) as a chunk, without copying."""
-    return KVChunk(records[:, :, 0].transpose(1, 2), records[:, :, 1].transpose(1, 2), mask, start)
+    return KVChunk(records[:, :, 0].transpose(1, 2), records[:, :, 1].transpose(1, 2), mask, start, records)

@@ -15,7 +15,7 @@ class Scratch:
     """Buffers that widen stored chunks (float16, bfloat16) to the query's dtype without fresh allocations."""
 
     def __init__(self) -> None:
-        self._buffers: dict[tuple[int, torch.dtype, torch.device], Tensor] = {}
+        self._buffers: dict[tuple[torch.dtype, torch.device], Tensor] = {}
 
     def widen(self, chunk: KVChunk, like: Tensor) -> tuple[Tensor, Tensor]:
         """The chunk's keys and values in the dtype and on the device of `like`."""
@@ -23,10 +23,14 @@ class Scratch:
             return chunk.keys, chunk.values
         if torch.is_grad_enabled() and like.requires_grad:  # autograd keeps them: no sharing
             return chunk.keys.to(like), chunk.values.to(like)
-        return self._copy(0, chunk.keys, like), self._copy(1, chunk.values, like)
+        if chunk.records is not None:  # in the order in which they lie: one pass over consecutive numbers
+            records = self._copy(chunk.records, like)
+            return records[:, :, 0].transpose(1, 2), records[:, :, 1].transpose(1, 2)
+        both = self._copy(torch.stack((chunk.keys, chunk.values)), like)
+        return both[0], both[1]
 
-    def _copy(self, slot: int, source: Tensor, like: Tensor) -> Tensor:
-        key = (slot, like.dtype, like.device)
+    def _copy(self, source: Tensor, like: Tensor) -> Tensor:
+        key = (like.dtype, like.device)
         buffer = self._buffers.get(key)
         if (
             buffer is None
