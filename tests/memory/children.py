@@ -10,6 +10,7 @@ import torch
 
 from longfocus import Memory, Reader, find_sources, load, load_tokenizer
 from longfocus.memory.ondisk import is_memory
+from longfocus.model.reading import not_remembered
 from tests.memory.saved import focused, tokenizer_of_these_tests
 
 
@@ -26,7 +27,7 @@ def remember(folder: str, *paths: str) -> None:
         reader = Reader(model, tokenizer, memory)
         print("reading", flush=True)
         for source in find_sources(paths).sources:
-            if not reader.is_remembered(source):
+            if not_remembered(reader.memory, [source]):
                 reader.read(source)
 
 

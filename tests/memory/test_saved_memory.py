@@ -574,7 +574,7 @@ def test_a_model_that_was_saved_and_loaded_opens_its_memories(name: str, tmp_pat
     model = longfocus.attach(tiny(name), memory_layers=MEMORY_LAYERS, window=window)
     with Memory.create(tmp_path / "memory", model) as memory:
         read_ids(model, range(3, 50), memory)
-    answer = logits(model, question(), memory=memory)
+        answer = logits(model, question(), memory=memory)
     model.save_pretrained(tmp_path / "model")
     loaded = longfocus.load(tmp_path / "model")
     with Memory.open(tmp_path / "memory", model=loaded) as memory:
@@ -923,13 +923,11 @@ def test_a_full_disk_stops_with_an_error_and_keeps_what_was_committed(
         except MemoryWriteError as error:
             assert "full" in str(error)
             continue
-        try:
-            with memory, pytest.raises(MemoryWriteError, match=r"disk is full: .* could not be written") as refused:
+        with memory:
+            with pytest.raises(MemoryWriteError, match=r"disk is full: .* could not be written") as refused:
                 read(model, memory, *texts)
-        finally:
-            memory.close()
-        assert str(disk / "memory") in str(refused.value)
-        assert_begins(held(memory), expected)  # the object that met the full disk
+            assert str(disk / "memory") in str(refused.value)
+            assert_begins(held(memory), expected)  # the object that met the full disk
         with Memory.open(disk / "memory") as reopened:
             reopened.verify()
             assert_begins(held(reopened), expected)
