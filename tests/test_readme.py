@@ -44,6 +44,9 @@ def test_every_page_that_the_readme_links_to_exists() -> None:
 
 
 def test_every_command_line_option_in_the_readme_exists() -> None:
-    options = set(re.findall(r"(--[a-z][a-z-]+)", README.read_text("utf-8"))) - {"--no-deps"}
+    options = set(re.findall(r"(--[a-z][a-z-]+)", README.read_text("utf-8"))) - {
+        "--no-deps",
+        "--repeats",
+    }  # of pip and of the benchmarks
     page = (README.parent / "docs/cli.md").read_text("utf-8")
     assert [option for option in sorted(options) if option not in page] == []
