@@ -266,7 +266,8 @@ def plot(results: list[dict[str, Any]], path: Path) -> None:
         axis.set_xticks(ticks, [f"{tick // 1024}k" if tick % 1024 == 0 else f"{tick:,}" for tick in ticks])
         axis.minorticks_off()
         axis.grid(alpha=0.3)
-    axes[1].legend(fontsize=8, loc="upper left")
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=3, fontsize=9)
     figure.savefig(path, dpi=120)
 
 
