@@ -38,7 +38,7 @@ class FocusedModel:
             MemoryMismatchError: the memory was made by another model or with other options.
         """
         if memory is not None:
-            memory.geometry.check(self.focus.geometry, memory.label)
+            memory.check(self)
         return FocusCache(self.focus, memory, last_window=last_window)
 
     # -- forward -----------------------------------------------------------------------------------------
@@ -95,7 +95,7 @@ class FocusedModel:
                 raise UnsupportedCallError(
                     "forward: the cache already reads another memory; start a new cache for this one."
                 )
-            memory.geometry.check(self.focus.geometry, memory.label)
+            memory.check(self)
             cache.read_memory(memory)
         if cache.rows not in (0, rows):
             raise UnsupportedCallError(f"forward: {rows} rows given, but the cache holds {cache.rows}.")

@@ -139,7 +139,7 @@ def read_ids(model: FocusedModel, ids: Sequence[int] | torch.Tensor, memory: Mem
     Args:
         ids: int (N,) or (1, N).
     """
-    memory.geometry.check(model.focus.geometry, memory.label)
+    memory.check(model)
     tokens = torch.as_tensor(ids).reshape(-1)
     document = memory.begin_document(name, kind="ids")
     config = model.focus.config
