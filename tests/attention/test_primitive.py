@@ -240,6 +240,26 @@ def test_strided_views_as_a_cache_hands_them_out(name: str) -> None:
     assert_close(lse, expected_lse, EXACT, "lse")
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize(
+    ("queries", "keys"), [(1, 1024), (1, 4096), (1, 4095), (2, 2048), (5, 1028), (6, 1024), (1, 1023)]
+)
+def test_long_key_sets_met_by_few_queries(queries: int, keys: int, dtype: torch.dtype) -> None:
+    """Generation with a long memory takes another way through the kernel: cut into pieces, as strided views."""
+    torch.manual_seed(0)
+    sizes = Sizes(1, 9, 3, queries, keys, 8)
+    query, key, value = (tensor.to(dtype) for tensor in _inputs(sizes))
+    records = torch.stack((key, value), dim=3).permute(0, 2, 1, 3, 4).contiguous()  # as a memory stores them
+    key_view, value_view = records[:, :, :, 0].transpose(1, 2), records[:, :, :, 1].transpose(1, 2)
+    expected_out, expected_lse = _by_hand(query.double(), key.double(), value.double())
+    tolerance = EXACT if dtype == torch.float64 else 1e-5
+    for keys_given, values_given in ((key, value), (key_view, value_view)):
+        out, lse = _fused(query, keys_given, values_given)
+        assert out.dtype == dtype
+        assert_close(out, expected_out, tolerance, "out")
+        _check_lse(lse, expected_lse, tolerance, "lse")
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
 def test_no_keys_is_the_empty_set(dtype: torch.dtype) -> None:
     query, key, value = _inputs(Sizes(2, 6, 2, 3, 0, 5), dtype)

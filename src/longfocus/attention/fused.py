@@ -12,7 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from longfocus.attention import reference
+
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+_SPLIT = 4  # a long key set met by few queries (generation) is cut so, that all threads share the work
+_SPLIT_QUERIES, _SPLIT_KEYS = 16, 1024
 _BACKWARD_SCORES = 1 << 22  # scores held at once while differentiating (numbers, per row of the batch)
 
 
@@ -28,6 +32,19 @@ def _bias(mask: Tensor, groups: int, dtype: torch.dtype) -> Tensor:
     return bias.repeat(1, 1, groups, 1) if groups > 1 else bias
 
 
+def _split(query: Tensor, key: Tensor, value: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """(1, Hkv, T, D) over (1, Hkv, N, D), N a multiple of `_SPLIT`: equal pieces as rows of one call, then the merge.
+
+    The kernel gives each thread whole (row, head, block of queries) tasks, so one query of three heads leaves
+    threads idle; the pieces are views, nothing is copied.
+    """
+    pieces = [part.unflatten(2, (_SPLIT, -1))[0].transpose(0, 1) for part in (key, value)]
+    out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        query.expand(_SPLIT, -1, -1, -1), *pieces, 0.0, False, scale=scale
+    )
+    return reference.merge([(out[i : i + 1], lse[i : i + 1]) for i in range(_SPLIT)])
+
+
 def _forward(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
     rows, query_heads, queries, _ = query.shape
     key_heads, keys = key.shape[1], key.shape[2]
@@ -36,9 +53,13 @@ def _forward(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, sca
     if mask is not None:
         mask = mask.expand(mask.shape[0], mask.shape[1], queries, keys)
         bias = _bias(mask, groups, query.dtype)
-    out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-        _group(query, key_heads), key, value, 0.0, False, attn_mask=bias, scale=scale
-    )
+    folded = _group(query, key_heads)
+    if bias is None and rows == 1 and folded.shape[2] <= _SPLIT_QUERIES and keys >= _SPLIT_KEYS and keys % _SPLIT == 0:
+        out, lse = _split(folded, key, value, scale)
+    else:
+        out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            folded, key, value, 0.0, False, attn_mask=bias, scale=scale
+        )
     out = out.reshape(rows, query_heads, queries, value.shape[-1])
     lse = lse.reshape(rows, query_heads, queries)
     if mask is not None:
