@@ -13,6 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from longfocus.attention import merge
+from longfocus.attention.context import LocalWindow
 from longfocus.memory.contract import KVChunk, KVStore
 from longfocus.memory.dense import Scratch, attend_dense
 from longfocus.memory.exact import attend_top_k, grouped_scores, kth_score
@@ -119,8 +121,21 @@ class MemoryContext:
                 rows = (mask.shape[0], -1, -1, -1)
                 yield KVChunk(chunk.keys.expand(rows), chunk.values.expand(rows), mask, chunk.start)
 
+    def join(self, layer: int, window: LocalWindow, *, scale: float, softcap: float | None) -> Tensor:
+        """See `AdditionalContext.join`."""
+        out, lse = window.attend(scale=scale, softcap=softcap)
+        additional = self.attend(layer, window.outer_query, scale=scale, softcap=softcap)
+        if additional is None:
+            return out
+        out, lse = merge(((out, lse), additional))
+        if window.valid is not None:  # padding gives no mass
+            lse = lse.masked_fill(~window.valid[:, None, -lse.shape[2] :], torch.inf)
+        self.record_mass(layer, window.outer_query, lse, scale=scale, softcap=softcap)
+        return out
+
     def attend(self, layer: int, query: Tensor, *, scale: float, softcap: float | None) -> tuple[Tensor, Tensor] | None:
-        """See `AdditionalContext.attend`."""
+        """Partial attention of queries (B, Hq, T, D) over the visible records of one layer: out and lse; None where
+        there are none."""
         if self.retrieval == "exact":
             return attend_top_k(
                 query, lambda: self.chunks(layer), k=self.k, scale=scale, softcap=softcap, scratch=self.scratch

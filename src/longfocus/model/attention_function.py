@@ -2,7 +2,7 @@
 
 Ordinary layers get PyTorch's scaled-dot-product attention with the window's mask. A memory layer gets
 unrotated queries and keys (its module was handed identity embeddings, see `attach`), rotates them itself,
-and merges its local part with whatever its additional context contributes.
+and has its additional context join what it holds to the local window.
 
 Everything that belongs to one pass travels as the keyword `focus`, which the model's layers hand through.
 Without it (the model was only switched with `set_attn_implementation`, or its inner model is called
@@ -21,8 +21,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from longfocus.attention import attend, merge
-from longfocus.attention.context import AdditionalContext
+from longfocus.attention.context import AdditionalContext, LocalWindow
 from longfocus.errors import UnsupportedCallError
 from longfocus.positions import RotaryTable, rotate
 
@@ -121,32 +120,41 @@ def longfocus_attention(
     if layer not in focus.tables:
         return _plain(module, query, key, value, focus.mask(sliding_window, memory_layer=False), **kwargs)
 
-    scale, softcap = kwargs["scaling"], kwargs.get("softcap")
-    memory_query = query
-    if focus.memory_positions != "none":
-        table = focus.tables[layer]
-        if focus.memory_positions == "absolute":
-            assert focus.query_base is not None
-            memory_query = rotate(query, *table.anywhere(focus.query_positions + focus.query_base[:, None]))
-        query = rotate(query, *table.at(focus.query_positions))
-        key = rotate(key, *table.at(focus.key_positions))
-        if focus.memory_positions == "first":
-            memory_query = query
     if kwargs.get("dropout"):
         raise UnsupportedCallError(
             f"attention_dropout: {kwargs['dropout']} given, expected 0: attention over local and memory keys has no dropout. "
             "Load the model with attention_dropout=0."
         )
-    mask = focus.mask(sliding_window, memory_layer=True)
-    out, lse = attend(query, key, value, mask=mask, scale=scale, softcap=softcap)
-    if focus.context is not None:
-        additional = focus.context.attend(layer, memory_query, scale=scale, softcap=softcap)
-        if additional is not None:
-            out, lse = merge(((out, lse), additional))
-            if focus.valid is not None:  # padding gives no mass
-                lse = lse.masked_fill(~focus.valid[:, None, -lse.shape[2] :], torch.inf)
-            focus.context.record_mass(layer, memory_query, lse, scale=scale, softcap=softcap)
+    scale, softcap = kwargs["scaling"], kwargs.get("softcap")
+    window = _local_window(focus, layer, query, key, value, focus.mask(sliding_window, memory_layer=True))
+    if focus.context is None:
+        out, _ = window.attend(scale=scale, softcap=softcap)
+    else:
+        out = focus.context.join(layer, window, scale=scale, softcap=softcap)
     return out.transpose(1, 2).contiguous(), None
+
+
+def _local_window(
+    focus: WindowPass, layer: int, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
+) -> LocalWindow:
+    """Encode unrotated queries and keys for the window, and for what is additional to it."""
+    outer_query, outer_key = query, key
+    if focus.memory_positions != "none":
+        table = focus.tables[layer]
+        if focus.memory_positions == "absolute":
+            assert focus.query_base is not None
+            outer_query = rotate(query, *table.anywhere(focus.query_positions + focus.query_base[:, None]))
+        else:
+            outer_key = table.as_first(key)
+        query = rotate(query, *table.at(focus.query_positions))
+        key = rotate(key, *table.at(focus.key_positions))
+        if focus.memory_positions == "first":
+            outer_query = query
+    if value.dtype != key.dtype:  # under autocast rotations are done in float32, products are not
+        same = outer_query is query
+        query, key, outer_key = query.to(value.dtype), key.to(value.dtype), outer_key.to(value.dtype)
+        outer_query = query if same else outer_query.to(value.dtype)
+    return LocalWindow(query, key, value, mask, outer_query, outer_key, focus.valid)
 
 
 def register() -> None:
