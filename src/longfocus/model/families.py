@@ -84,6 +84,11 @@ class Anatomy:
         self.head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
         self._tables: dict[str | None, RotaryTable] = {}
 
+    def layer(self, index: int) -> nn.Module:
+        """A decoder layer."""
+        layers: Any = self.base.layers
+        return layers[index]
+
     @property
     def longest_window(self) -> int | None:
         """Tokens that the positions were made for; beyond it scaled rotations would change under us."""

@@ -15,10 +15,12 @@ import torch
 from torch import Tensor
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
+from longfocus.attention.context import AdditionalContext
 from longfocus.errors import UnsupportedCallError
 from longfocus.model.attention_function import NAME
 from longfocus.model.cache import FocusCache
 from longfocus.model.focus import Focus
+from longfocus.model.training_pass import read_rows
 from longfocus.model.windows import Step, plan_steps
 
 if TYPE_CHECKING:
@@ -54,9 +56,13 @@ class FocusedModel:
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
         memory: Memory | None = None,
+        context: AdditionalContext | None = None,
         **kwargs: Any,
     ) -> Any:
         """Read any number of tokens, window by window.
+
+        With `context=` it is a training pass instead (see `training_pass.read_rows`): each row is one window, memory
+        layers see the context, and `lengths=` and `shift_labels=` say what is padding and what is to be predicted.
 
         Args:
             input_ids: int (B, T), T of any size; or `inputs_embeds` (B, T, hidden).
@@ -79,6 +85,12 @@ class FocusedModel:
             MemoryMismatchError: the memory was made by another model or with other options.
         """
         return_dict = kwargs.pop("return_dict", None)
+        if context is not None:
+            if memory is not None or cache is not None or input_ids is None:
+                raise UnsupportedCallError("forward: context= takes input_ids, and no memory or cache.")
+            self._check_call(None, kwargs)
+            given = {name: value for name, value in kwargs.items() if value is not None}  # wrappers hand on every name
+            return read_rows(self.focus, input_ids, given.pop("lengths", None), context, **given)
         loss_kwargs = {k: kwargs.pop(k) for k in ("num_items_in_batch",) if k in kwargs}
         old_cache = kwargs.pop("past_key_values", None)
         cache = self._check_call(cache if cache is not None else old_cache, kwargs)
