@@ -7,6 +7,7 @@
     ├── ModelNotFoundError         no model at that path or id; names the command that brings the default one
     ├── InputError                 a text cannot be read: missing, empty, binary, unknown encoding, no permission
     ├── PromptTooLongError         the question does not fit the local window
+    ├── TrainingError              a run cannot begin, go on or be resumed
     └── MemoryStoreError           a saved memory cannot be used
         ├── MemoryFormatError      truncated, corrupted, foreign or newer than this version
         ├── MemoryMismatchError    made by another model, other layers, another window or dtype
@@ -45,6 +46,10 @@ class InputError(LongfocusError):
 
 class PromptTooLongError(LongfocusError, ValueError):
     """The question does not fit the local window."""
+
+
+class TrainingError(LongfocusError, RuntimeError):
+    """A training run cannot begin, go on or be resumed; its checkpoints are as they were."""
 
 
 class MemoryStoreError(LongfocusError):

@@ -5,4 +5,6 @@ COMMANDS = {
     "chat": "longfocus.commands.chat:chat",
     "remember": "longfocus.commands.remember:remember",
     "info": "longfocus.commands.info:info",
+    "train": "longfocus.commands.train:train",
+    "suggest-layers": "longfocus.commands.suggest_layers:suggest_layers",
 }

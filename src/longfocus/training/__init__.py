@@ -1,0 +1,1 @@
+"""Training on `transformers.Trainer`: recipes, what differs from the ordinary trainer, exact resume, baselines."""

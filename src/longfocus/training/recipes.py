@@ -1,0 +1,460 @@
+"""The validated form of a recipe: one commented YAML file a run. Unknown keys and impossible values are errors here,
+before anything is loaded; each names the key and what is allowed.
+
+    recipe = Recipe.read("recipes/smollm2-135m.yaml", ["run.steps=20"])
+
+This module imports neither torch nor transformers.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import pydantic
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from longfocus.config import FocusConfig
+from longfocus.crossbatch.plan import NAMED_MIXES, Choice, Mix, Share, check_mix, documents
+from longfocus.crossbatch.schedules import ByAccuracy, Drawn, Schedule, Switched, constant
+from longfocus.data.source_spec import SourceSpec
+from longfocus.errors import ConfigError
+
+Positive = Annotated[int, Field(ge=1)]
+Share01 = Annotated[float, Field(gt=0, le=1)]
+
+
+class _Part(BaseModel):
+    """A section of a recipe."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class DocumentsMix(_Part):
+    """d documents of w windows each (the paper's analysis)."""
+
+    d: Positive
+    """Documents seen: the row's own and d - 1 others."""
+    w: Positive = 1
+    """Earlier windows of the own document, and windows of each other one."""
+
+
+class SharesMix(_Part):
+    """Parts of the batch with (positives, negatives) of their own (LongLLaMA)."""
+
+    shares: list[tuple[float, int, int]]
+    """(part of the batch, positives, negatives); parts add up to 1."""
+
+
+MixSpec = Literal["local", "longllama_3b", "longllama_7b"] | DocumentsMix | SharesMix
+
+
+def _mix(spec: MixSpec) -> Mix:
+    if isinstance(spec, str):
+        return NAMED_MIXES[spec]
+    if isinstance(spec, DocumentsMix):
+        return documents(spec.d, spec.w)
+    return check_mix(tuple(Share(*part) for part in spec.shares))
+
+
+class Stage(_Part):
+    """A mix from a part of the run on."""
+
+    after: Annotated[float, Field(ge=0, lt=1)]
+    """Part of the run's steps, 0 for the first stage."""
+    mix: MixSpec
+
+
+class Crossbatch(_Part):
+    """Which windows rows see while training (see `longfocus.crossbatch`). Give one of mix, stages, drawn, by_accuracy."""
+
+    places: Positive = 4
+    """Documents side by side, in each process."""
+    windows_per_step: Positive = 8
+    """Windows of each place in a step."""
+    stride: Positive | None = None
+    """Windows by which a document moves on. None: windows_per_step (several new windows a step, the authors' later
+    code). 1 with windows_per_step 2: previous and current window (the paper's analysis)."""
+    mix: MixSpec | None = None
+    """One mix throughout."""
+    stages: list[Stage] | None = None
+    """Mixes one after another (d = 2, then 64 for the last tenth)."""
+    drawn: list[MixSpec] | None = None
+    """Each step draws one."""
+    by_accuracy: tuple[MixSpec, float, MixSpec] | None = None
+    """[first mix, training accuracy that must be reached, mix from then on]."""
+    negatives: Choice = "next"
+    """next: documents of the next places (the paper); random: any; hard: those whose keys score highest."""
+    negative_copies: Annotated[float, Field(ge=1)] = 1.0
+    """Each negative counts as often as this, as if so many equal windows were in the batch. Ours, not the paper's: it
+    trains for memories far larger than a batch, at no cost."""
+    across_processes: bool = False
+    """Windows of other processes serve as negatives too."""
+
+    @model_validator(mode="after")
+    def _one_schedule(self) -> Crossbatch:
+        given = [name for name in ("mix", "stages", "drawn", "by_accuracy") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError(f"{given or 'nothing'} given, expected exactly one of mix, stages, drawn, by_accuracy")
+        if self.stride is not None and self.stride > self.windows_per_step:
+            raise ValueError(
+                f"stride: {self.stride} given, expected at most windows_per_step ({self.windows_per_step})"
+            )
+        self.schedule(1000)  # impossible mixes and stages show now
+        return self
+
+    @property
+    def stride_windows(self) -> int:
+        """The stride, filled in."""
+        return self.stride or self.windows_per_step
+
+    def schedule(self, steps: int) -> Schedule:
+        """The schedule over a run of so many steps."""
+        if self.mix is not None:
+            return constant(_mix(self.mix))
+        if self.stages is not None:
+            return Switched([(round(stage.after * steps), _mix(stage.mix)) for stage in self.stages])
+        if self.drawn is not None:
+            return Drawn([_mix(spec) for spec in self.drawn])
+        assert self.by_accuracy is not None
+        first, threshold, then = self.by_accuracy
+        return ByAccuracy(_mix(first), _mix(then), threshold)
+
+
+class Rope(_Part):
+    """Scaled positions for ordinary long fine-tuning, as `transformers` knows them."""
+
+    type: Literal["linear", "dynamic", "yarn"]
+    """linear: position interpolation; dynamic: dynamic NTK; yarn: YaRN."""
+    factor: Annotated[float, Field(gt=1)]
+    """Context grows by this factor."""
+
+
+class Long(_Part):
+    """Ordinary long-context fine-tuning of the plain model: one document a row, all layers see all of it."""
+
+    rows: Positive = 1
+    """Documents side by side, in each process."""
+    tokens: Positive = 2048
+    """Tokens of a row."""
+    rope: Rope | None = None
+
+
+class Lora(_Part):
+    """Low-rank adapters through peft."""
+
+    r: Positive = 16
+    alpha: Positive = 32
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    targets: list[str] | None = None
+    """Module names; None: the projections that `what` names."""
+    modules_to_save: list[str] | None = None
+    """Trained whole beside the adapters, for instance embeddings and norms."""
+    merge: bool = False
+    """Save an ordinary checkpoint with the adapters merged in, instead of an adapter."""
+
+
+class Train(_Part):
+    """What is trained."""
+
+    what: Literal["memory_attention", "attention", "layers", "all"] = "memory_attention"
+    """memory_attention: q, k, v, o of the memory layers. attention: of all layers. layers: everything inside the
+    layers of `layers`. all: every weight."""
+    layers: list[Annotated[int, Field(ge=0)]] | None = None
+    """Restrict to these layers (for `attention` and `layers`)."""
+    names: list[str] | None = None
+    """Restrict further to parameters whose name contains one of these, for instance [q_proj, k_proj]."""
+    lora: Lora | None = None
+
+
+class RetrievalSource(_Part):
+    """Made-up facts strewn in text and asked for later (`longfocus.data.retrieval_text`); synthetic."""
+
+    kind: Literal["retrieval"]
+    name: str = "retrieval"
+    share: Annotated[float, Field(gt=0)]
+    hay: list[str] = []
+    """Names of other sources whose text is the hay; empty: plain sentences only."""
+    tokens: tuple[Positive, Positive] = (2048, 8192)
+    """Shortest and longest document."""
+    plain_hay: Annotated[float, Field(ge=0, le=1)] = 0.4
+    chat: Annotated[float, Field(ge=0, le=1)] = 0.3
+    spacing: tuple[Positive, Positive] = (20, 120)
+    """Fewest and most words between facts."""
+
+
+class TextSource(_Part):
+    """Documents of files or of a hub dataset (`longfocus.data.source_spec`)."""
+
+    kind: Literal["text", "jsonl", "parquet", "code", "hub"] = "text"
+    name: str
+    share: Annotated[float, Field(gt=0)]
+    minimum_tokens: Annotated[int, Field(ge=0)] = 0
+    """Shorter documents are left out."""
+    stream: bool = False
+    """Tokenise while training, in the source's own order, instead of once into the cache."""
+    paths: list[str] = []
+    text_field: str = "text"
+    id_field: str = "id"
+    suffixes: list[str] | None = None
+    encoding: str | None = None
+    dataset: str | None = None
+    subset: str | None = None
+    split: str = "train"
+    revision: str | None = None
+
+    def spec(self) -> SourceSpec:
+        """Where the documents lie."""
+        values = self.model_dump(exclude={"share", "minimum_tokens", "stream"})
+        return SourceSpec.from_dict(values)
+
+    @model_validator(mode="after")
+    def _check(self) -> TextSource:
+        self.spec()
+        return self
+
+
+class Data(_Part):
+    """What is read, in which shares of tokens."""
+
+    sources: Annotated[list[TextSource | RetrievalSource], Field(min_length=1)]
+    join_below: Annotated[int, Field(ge=0)] = 0
+    """A document with fewer tokens is joined with the next ones of its source."""
+    separator: str = "\n\n"
+    """Stands between joined documents."""
+    cache: str | None = None
+    """Folder of tokenised sources. None: in the user's cache folder."""
+
+    @model_validator(mode="after")
+    def _names(self) -> Data:
+        names = [source.name for source in self.sources]
+        if len(set(names)) != len(names):
+            raise ValueError(f"sources: the names {names} are not all different")
+        for source in self.sources:
+            if isinstance(source, RetrievalSource):
+                texts = [other.name for other in self.sources if isinstance(other, TextSource) and not other.stream]
+                unknown = [name for name in source.hay if name not in texts]
+                if unknown:
+                    raise ValueError(f"hay: {unknown} given, expected names of tokenised sources: {', '.join(texts)}")
+        return self
+
+
+class Optimizer(_Part):
+    """AdamW."""
+
+    lr: Annotated[float, Field(gt=0)]
+    schedule: Literal["constant", "cosine", "linear"] = "constant"
+    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    weight_decay: Annotated[float, Field(ge=0)] = 0.01
+    betas: tuple[Share01, Share01] = (0.9, 0.95)
+    max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
+
+
+class Run(_Part):
+    """How long, how precise, what is kept."""
+
+    steps: Positive | None = None
+    """Optimizer steps; or `tokens`."""
+    tokens: Positive | None = None
+    """Tokens in all, of all processes; rounded up to whole steps."""
+    gradient_accumulation: Positive = 1
+    gradient_checkpointing: bool = False
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    """auto: bfloat16 products where the machine is fast at them (CUDA, AMX), float32 elsewhere. Weights stay float32."""
+    device: Literal["auto", "cpu"] = "auto"
+    seed: Annotated[int, Field(ge=0)] = 0
+    save_every: Positive = 50
+    """Steps between checkpoints."""
+    keep: Positive = 2
+    """Checkpoints kept."""
+    log_every: Positive = 10
+    report_to: list[str] = []
+    """For instance [tensorboard] or [wandb]."""
+    push_to_hub: str | None = None
+    """Repository to upload the result to."""
+    output: str = "out/train"
+    """Folder of checkpoints, log and result."""
+
+    @model_validator(mode="after")
+    def _length(self) -> Run:
+        if (self.steps is None) == (self.tokens is None):
+            raise ValueError("steps, tokens: give one of them")
+        return self
+
+
+class Recipe(_Part):
+    """A whole run."""
+
+    model: str = "default"
+    """Folder, hub id, or "default" for the model that comes along."""
+    method: Literal["crossbatch", "long"] = "crossbatch"
+    """crossbatch: the Focused Transformer's training. long: ordinary long-context fine-tuning (a baseline)."""
+    focus: dict[str, Any] = {}
+    """FocusConfig: memory_layers, window, …"""
+    crossbatch: Crossbatch | None = None
+    long: Long | None = None
+    train: Train = Train()
+    data: Data
+    optimizer: Optimizer
+    run: Run
+    trainer: dict[str, Any] = {}
+    """Further arguments of transformers.TrainingArguments, as they are (fsdp, logging, hub, …)."""
+
+    @model_validator(mode="after")
+    def _whole(self) -> Recipe:
+        FocusConfig.from_dict(self.focus)
+        if getattr(self, self.method) is None:
+            raise ValueError(f"method: {self.method!r} given, expected a section of that name too")
+        return self
+
+    @property
+    def focus_config(self) -> FocusConfig:
+        """The options of the focused model."""
+        return FocusConfig.from_dict(self.focus)
+
+    def tokens_per_step(self, window: int, processes: int = 1) -> int:
+        """New tokens of an optimizer step, when no row is padded."""
+        if self.method == "long":
+            assert self.long is not None
+            rows = self.long.rows * self.long.tokens
+        else:
+            assert self.crossbatch is not None
+            rows = self.crossbatch.places * self.crossbatch.stride_windows * window
+        return rows * self.run.gradient_accumulation * processes
+
+    def steps(self, window: int, processes: int = 1) -> int:
+        """Optimizer steps of the run."""
+        if self.run.steps is not None:
+            return self.run.steps
+        assert self.run.tokens is not None
+        return -(-self.run.tokens // self.tokens_per_step(window, processes))
+
+    @classmethod
+    def read(cls, path: Path | str, changes: Sequence[str] = ()) -> Recipe:
+        """Read a YAML file and apply `key.key=value` changes.
+
+        Raises:
+            ConfigError: no such file, not YAML, an unknown key, an impossible value.
+        """
+        path = Path(path)
+        try:
+            raw = _load(path.read_text("utf-8"))
+        except OSError as error:
+            raise ConfigError(f"recipe {path}: {error.strerror}. Give the path of a YAML file.") from error
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            raise ConfigError(f"recipe {path} is not YAML: {' '.join(str(error).split())}") from error
+        if not isinstance(raw, dict):
+            raise ConfigError(f"recipe {path}: expected keys and values (model:, data:, …).")
+        for change in changes:
+            _apply(raw, change)
+        return cls.check(raw, str(path))
+
+    @classmethod
+    def check(cls, raw: Mapping[str, Any], where: str = "recipe") -> Recipe:
+        """Validate plain data.
+
+        Raises:
+            ConfigError: names every wrong key and what is allowed there.
+        """
+        try:
+            return cls.model_validate_json(json.dumps(raw, default=str))  # JSON, where lists stand for tuples
+        except pydantic.ValidationError as error:
+            raise ConfigError(f"{where}: " + "; ".join(_explain(item, cls) for item in _telling(error))) from None
+
+    def dump(self) -> str:
+        """YAML of everything, defaults included; `read` gives an equal recipe."""
+        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+class _Loader(yaml.SafeLoader):
+    """Plain data, and 1e-3 is a number (YAML 1.1 wants 1.0e-3)."""
+
+
+_Loader.add_implicit_resolver(  # type: ignore[no-untyped-call]
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
+)
+
+
+def _load(text: str) -> Any:
+    return yaml.load(text, Loader=_Loader)
+
+
+def _apply(raw: dict[str, Any], change: str) -> None:
+    """Set `a.b.0.c=value` in plain data; the value is YAML."""
+    key, equals, text = change.partition("=")
+    if not equals or not key:
+        raise ConfigError(f"--set {change!r} given, expected key=value, for instance run.steps=20.")
+    *path, last = key.split(".")
+    at: Any = raw
+    for name in path:
+        at = at[_index(at, name, change)] if isinstance(at, list) else at.setdefault(name, {})
+        if not isinstance(at, (dict, list)):
+            raise ConfigError(f"--set {change!r}: {name} is not a section.")
+    try:
+        value = _load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"--set {change!r}: the value is not YAML: {' '.join(str(error).split())}") from error
+    if isinstance(at, list):
+        at[_index(at, last, change)] = value
+    else:
+        at[last] = value
+
+
+def _index(items: list[Any], name: str, change: str) -> int:
+    """Position in a list, by number or by an item's `name`."""
+    for number, item in enumerate(items):
+        if str(number) == name or (isinstance(item, dict) and item.get("name") == name):
+            return number
+    raise ConfigError(f"--set {change!r}: no item {name} in a list of {len(items)}.")
+
+
+def _telling(error: pydantic.ValidationError) -> list[Any]:
+    """The errors that say something: of a choice between forms, those of the form that came nearest."""
+    items = error.errors(include_url=False)
+    return items[:6]
+
+
+def _explain(item: Any, root: type[BaseModel]) -> str:
+    place = ".".join(str(part) for part in item["loc"]) or "recipe"
+    kind = item["type"]
+    if kind == "extra_forbidden":
+        known = _known_keys(root, item["loc"][:-1])
+        near = difflib.get_close_matches(str(item["loc"][-1]), known, n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        return f"{place} is not a key here.{hint}" + (f" Known: {', '.join(known)}" if known else "")
+    if kind == "missing":
+        return f"{place} is missing"
+    message = item["msg"].removeprefix("Value error, ")
+    return (
+        f"{place}: {item['input']!r} given; {message[:1].lower() + message[1:]}"
+        if kind != "value_error"
+        else f"{place}: {message}"
+    )
+
+
+def _known_keys(root: type[BaseModel], path: Sequence[str | int]) -> list[str]:
+    """Keys of the section at a path."""
+    at: Any = root
+    for part in path:
+        fields = getattr(at, "model_fields", None)
+        if fields is not None and part in fields:
+            at = fields[str(part)].annotation
+        at = _section(at, part)
+    return list(getattr(at, "model_fields", {}))
+
+
+def _section(annotation: Any, part: str | int) -> Any:
+    """The section class inside an annotation such as `Crossbatch | None` or a list of sections."""
+    arguments = getattr(annotation, "__args__", ())
+    if not arguments:
+        return annotation
+    sections = [
+        inner for inner in (_section(argument, part) for argument in arguments) if hasattr(inner, "model_fields")
+    ]
+    named = [section for section in sections if section.__name__ == part]
+    return (named or sections or [annotation])[0]

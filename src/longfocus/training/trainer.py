@@ -1,0 +1,260 @@
+"""What differs from `transformers.Trainer`: batches, contexts, the loss and what is logged. The loop, devices, precision,
+accumulation, logging back ends and uploads are the ordinary ones.
+
+One micro-batch: windows of the stream -> table of contexts -> forward with `context=` -> loss. The table is drawn from
+(seed, number of the batch) and the mix from (seed, step), so a resumed run draws the same.
+
+Checkpoints are made in a folder beside and renamed when whole (`checkpoint-N`), with the position in the data; a run
+that is killed at any moment goes on from its newest one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader
+from transformers import PreTrainedModel, Trainer, TrainingArguments
+
+from longfocus.crossbatch.context import CrossbatchContext, gather_rows
+from longfocus.crossbatch.plan import Rows, plan_contexts
+from longfocus.errors import TrainingError
+from longfocus.training import parts
+from longfocus.training.recipes import Recipe
+from longfocus.training.stream import Batches
+
+WEIGHTS = "trained.safetensors"
+POSITION = "position-{rank}.json"
+WINDOW_BINS = ((0, 0), (1, 1), (2, 3), (4, 7), (8, None))
+"""Windows of a document that the loss is reported for (first, last)."""
+
+
+class CrossbatchTrainer(Trainer):
+    """The ordinary trainer, fed with windows and contexts."""
+
+    def __init__(self, model: Any, recipe: Recipe, batches: Batches, args: TrainingArguments, **kwargs: Any) -> None:
+        """
+        Args:
+            model: attached (crossbatch) or plain (long); its trained weights chosen, maybe wrapped by peft.
+            recipe: of the run.
+            batches: of this process.
+            args: from `run.arguments`.
+        """
+        super().__init__(model=model, args=args, **kwargs)
+        self.recipe, self.batches = recipe, batches
+        self.schedule = recipe.crossbatch.schedule(args.max_steps) if recipe.crossbatch is not None else None
+        self.model_accepts_loss_kwargs = True  # the loss is a sum over all tokens of a step, divided once
+        self._staging: Path | None = None
+        self._sums: defaultdict[str, float] = defaultdict(float)
+        self._counts: defaultdict[str, float] = defaultdict(float)
+        self._tokens_since = 0
+        self._since = time.monotonic()
+
+    # -- data --------------------------------------------------------------------------------------------
+
+    def get_train_dataloader(self) -> DataLoader:
+        """Batches as the stream makes them; each process has its own stream."""
+        return DataLoader(self.batches, batch_size=None, num_workers=0)
+
+    def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> Any:
+        total = sum((batch["labels"] != -100).sum() for batch in batch_samples)
+        total = torch.as_tensor(total, device=device)
+        if self.args.world_size > 1:
+            total = self.accelerator.gather(total).sum()
+        return total.clamp(min=1)
+
+    # -- loss --------------------------------------------------------------------------------------------
+
+    def compute_loss(
+        self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        """Loss of a micro-batch: the sum of its token losses over all targets of the step."""
+        ids, labels, lengths = inputs["input_ids"], inputs["labels"], inputs["lengths"]
+        if self.recipe.method == "long":
+            mask = torch.arange(ids.shape[1], device=ids.device)[None] < lengths[:, None]
+            outputs = model(
+                input_ids=ids,
+                attention_mask=mask.long(),
+                labels=labels,
+                shift_labels=labels,
+                num_items_in_batch=num_items_in_batch,
+                use_cache=False,
+            )
+        else:
+            context = self._context(inputs)
+            outputs = model(
+                input_ids=ids,
+                context=context,
+                lengths=lengths,
+                shift_labels=labels,
+                num_items_in_batch=num_items_in_batch,
+            )
+            self._note(inputs, outputs, context)
+        loss = outputs.loss
+        if not bool(torch.isfinite(loss)):
+            raise TrainingError(
+                f"The loss became {float(loss)} at step {self.state.global_step}. The newest checkpoint in "
+                f"{self.args.output_dir} is from before; go on from it with a smaller optimizer.lr."
+            )
+        self._tokens_since += int(lengths.sum())
+        if self.args.average_tokens_across_devices:
+            loss = loss * self.accelerator.num_processes  # gradients are averaged over processes afterwards
+        return (loss, outputs) if return_outputs else loss
+
+    def _context(self, inputs: dict[str, Any]) -> CrossbatchContext:
+        assert self.recipe.crossbatch is not None and self.schedule is not None
+        part, seed = self.recipe.crossbatch, self.recipe.run.seed
+        number = int(inputs["number"])
+        rows = Rows(*(inputs[name].cpu().numpy() for name in ("places", "documents", "windows", "lengths")))
+        group, first, rank = None, 0, self.args.process_index
+        if part.across_processes and self.args.world_size > 1:
+            group, first, rank = torch.distributed.group.WORLD, rank * len(rows), 0
+            rows = gather_rows(rows, group)
+        mix = self.schedule.mix(self.state.global_step, np.random.default_rng((seed, 1, self.state.global_step)))
+        contexts = plan_contexts(
+            rows, mix, choice=part.negatives, generator=np.random.default_rng((seed, 2, number, rank))
+        )
+        return CrossbatchContext(rows, contexts, negative_copies=part.negative_copies, group=group, first_row=first)
+
+    def _note(self, inputs: dict[str, Any], outputs: Any, context: CrossbatchContext) -> None:
+        """Keep what will be logged; sums of this process since the last log."""
+        windows = inputs["windows"].cpu()
+        losses, targets = outputs.row_losses.cpu(), outputs.row_targets.cpu()
+        for first, last in WINDOW_BINS:
+            chosen = (windows >= first) & (windows <= (last if last is not None else torch.inf))
+            name = f"loss_window_{first}" + ("" if last == first else "+" if last is None else f"-{last}")
+            self._add(name, float(losses[chosen].sum()), float(targets[chosen].sum()))
+        right, total = float(outputs.row_right.sum()), float(targets.sum())
+        self._add("accuracy", right, total)
+        self._add("additional_windows", context.additional_windows, 1)
+        for layer, mass in context.mass.items():
+            self._add(f"positive_mass_{layer}", mass.positive * mass.rows, mass.rows)
+            self._add(f"additional_mass_{layer}", mass.additional * mass.rows_with_context, mass.rows_with_context)
+        if self.schedule is not None and total:
+            self.schedule.observe(right / total)
+
+    def _add(self, name: str, value: float, weight: float) -> None:
+        self._sums[name] += value
+        self._counts[name] += weight
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """The ordinary log, with what was kept since the last one."""
+        if "loss" in logs:
+            for name, weight in self._counts.items():
+                if weight:
+                    logs[name] = round(self._sums[name] / weight, 4)
+            now = time.monotonic()
+            logs["tokens_per_second"] = round(self._tokens_since / max(1e-9, now - self._since), 1)
+            logs["tokens"] = self.state.global_step * self.recipe.tokens_per_step(
+                self.batches.stream.window, self.args.world_size
+            )
+            self._sums.clear()
+            self._counts.clear()
+            self._tokens_since, self._since = 0, now
+        super().log(logs, start_time)
+
+    # -- checkpoints -------------------------------------------------------------------------------------
+
+    def _get_output_dir(self, trial: Any) -> str:
+        return str(self._staging) if self._staging is not None else super()._get_output_dir(trial)
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        """As ever, but whole or not at all."""
+        output = Path(self.args.output_dir)
+        name = f"checkpoint-{self.state.global_step}"
+        self._staging = output / "unfinished"
+        try:
+            if self.args.should_save:
+                shutil.rmtree(self._staging, ignore_errors=True)
+            self._wait()
+            super()._save_checkpoint(model, trial)
+            made = self._staging / name
+            made.mkdir(parents=True, exist_ok=True)
+            position = {
+                **self.batches.state_after(self.state.global_step * self.args.gradient_accumulation_steps),
+                "schedule": self.schedule.state_dict() if self.schedule is not None else {},
+            }
+            (made / POSITION.format(rank=self.args.process_index)).write_text(json.dumps(position), "utf-8")
+            self._wait()
+            if self.args.should_save:
+                _sync(made)
+                shutil.rmtree(output / name, ignore_errors=True)
+                os.replace(made, output / name)
+                _sync_folder(output)
+                shutil.rmtree(self._staging, ignore_errors=True)
+                for old in checkpoints(output)[: -(self.args.save_total_limit or 1_000_000)]:
+                    shutil.rmtree(old, ignore_errors=True)
+            self._wait()
+        finally:
+            self._staging = None
+
+    def _wait(self) -> None:
+        if self.args.world_size > 1:
+            torch.distributed.barrier()
+
+    @property
+    def _saves_part(self) -> bool:
+        """Only trained weights are worth a checkpoint: the others are those of the base model."""
+        return isinstance(self.model, PreTrainedModel) and self.recipe.train.what != "all" and not self.is_fsdp_enabled
+
+    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
+        if not self._saves_part:
+            super()._save(output_dir, state_dict)
+            return
+        if self.args.should_save:
+            folder = Path(output_dir or self.args.output_dir)
+            folder.mkdir(parents=True, exist_ok=True)
+            parts.save_weights(parts.trained_weights(self.model), folder / WEIGHTS)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        if (Path(resume_from_checkpoint) / WEIGHTS).is_file():
+            parts.load_weights(self.model, Path(resume_from_checkpoint) / WEIGHTS)
+        else:
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+
+    def go_on_from(self, checkpoint: Path) -> None:
+        """Set data and schedule to where the checkpoint was taken.
+
+        Raises:
+            TrainingError: the checkpoint has no position for this process.
+            ConfigError: the position is of other data or settings.
+        """
+        path = checkpoint / POSITION.format(rank=self.args.process_index)
+        try:
+            position = json.loads(path.read_text("utf-8"))
+        except (OSError, ValueError) as error:
+            raise TrainingError(
+                f"{path} cannot be read ({error}); resume with as many processes as before, or start with another output."
+            ) from error
+        self.batches.load_state_dict(position)
+        if self.schedule is not None:
+            self.schedule.load_state_dict(position["schedule"])
+
+
+def checkpoints(output: Path) -> list[Path]:
+    """Whole checkpoints of a run, oldest first."""
+    found = [path for path in output.glob("checkpoint-*") if path.name.removeprefix("checkpoint-").isdigit()]
+    return sorted(found, key=lambda path: int(path.name.removeprefix("checkpoint-")))
+
+
+def _sync(folder: Path) -> None:
+    for path in folder.rglob("*"):
+        if path.is_file():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+    _sync_folder(folder)
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,251 @@
+"""Runs on a tiny model: exact resume after kill -9, checkpoints whole or absent, results that are ordinary checkpoints.
+
+python -m pytest tests/training/test_run.py
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+import longfocus
+from longfocus.errors import ConfigError, TrainingError
+from longfocus.training.recipes import Recipe
+from longfocus.training.run import run
+from longfocus.training.trainer import checkpoints
+from tests.training.tiny_run import prepare
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return prepare(tmp_path_factory.mktemp("tiny"))
+
+
+def _log(output: Path) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (output / "log.jsonl").read_text("utf-8").splitlines()]
+    return [line for line in lines if "loss" in line]
+
+
+def _start(recipe: Path, *changes: str, launcher: tuple[str, ...] = ()) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", *launcher, "tests.training.tiny_run", str(recipe), *changes]
+    if launcher:
+        command = [sys.executable, "-m", *launcher, "-m", "tests.training.tiny_run", str(recipe), *changes]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, env=environment
+    )
+
+
+@pytest.fixture(scope="module")
+def unbroken(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One run without a stop; its output folder."""
+    output = tmp_path_factory.mktemp("unbroken") / "run"
+    result = run(Recipe.read(recipe, [f"run.output={output}"]))
+    assert (result.steps, result.stopped) == (8, False)
+    return output
+
+
+def _weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model" / "model.safetensors")
+
+
+def test_killed_at_random_moments_and_started_again_it_is_the_same_run(
+    recipe: Path, unbroken: Path, tmp_path: Path
+) -> None:
+    output = tmp_path / "run"
+    rng = random.Random(1)
+    kills = 0
+    for _ in range(12):
+        process = _start(recipe, f"run.output={output}")
+        before = len(checkpoints(output))
+        first = checkpoints(output)[-1:] if before else []
+        deadline = time.monotonic() + 90
+        while process.poll() is None and checkpoints(output)[-1:] == first and time.monotonic() < deadline:
+            time.sleep(0.005)  # until the next checkpoint is there …
+        if process.poll() is None:
+            time.sleep(rng.uniform(0, 0.15))  # … and a random moment later, also within the writing of one
+            process.send_signal(signal.SIGKILL)
+            kills += 1
+        process.communicate()
+        if process.returncode == 0:
+            break
+    assert kills >= 3, "it was hardly ever killed"
+    assert (output / "result.json").is_file()
+    assert [line["step"] for line in _log(output)] == list(range(1, 9))
+    for mine, other in zip(_log(output), _log(unbroken), strict=True):
+        for name in other:
+            if "second" not in name:
+                assert mine[name] == other[name], f"step {other['step']}: {name}"
+    expected = _weights(unbroken)
+    for name, weight in _weights(output).items():
+        assert torch.equal(weight, expected[name]), name
+    assert not (output / "unfinished").exists()
+
+
+def test_ctrl_c_finishes_the_step_and_the_run_goes_on(recipe: Path, unbroken: Path, tmp_path: Path) -> None:
+    output = tmp_path / "run"
+    process = _start(recipe, f"run.output={output}", "run.save_every=100")
+    deadline = time.monotonic() + 90
+    while not (output / "log.jsonl").is_file() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=90)
+    assert process.returncode == 0 and out.split()[1] == "True", err
+    assert "Stopping after this step" in err
+    assert len(checkpoints(output)) == 1
+    assert not (output / "model").exists()
+    result = run(Recipe.read(recipe, [f"run.output={output}"]))
+    assert not result.stopped
+    expected = _weights(unbroken)
+    assert all(torch.equal(weight, expected[name]) for name, weight in _weights(output).items())
+
+
+def test_the_result_is_an_ordinary_checkpoint_and_only_chosen_weights_moved(recipe: Path, unbroken: Path) -> None:
+    before = AutoModelForCausalLM.from_pretrained(Recipe.read(recipe).model)
+    after = AutoModelForCausalLM.from_pretrained(unbroken / "model")
+    moved = {
+        name
+        for (name, weight), other in zip(after.named_parameters(), before.parameters(), strict=True)
+        if not torch.equal(weight, other)
+    }
+    parts = [f"model.layers.{layer}.self_attn.{part}_proj.weight" for layer in (1, 2) for part in "qkvo"]
+    assert moved == set(parts)
+    focused = longfocus.load(unbroken / "model")
+    assert focused.focus.config.layers == (1, 2) and focused.focus.config.window == 16
+    small = load_file(unbroken / "model" / "trained.safetensors")
+    assert set(small) == set(parts) and all(weight.dtype == torch.bfloat16 for weight in small.values())
+    result = json.loads((unbroken / "result.json").read_text())
+    assert result["tokens"] == 8 * 3 * 4 * 16
+    assert {source["name"] for source in result["sources"]} == {"texts", "facts"}
+
+
+def test_the_log_tells_what_users_look_for(unbroken: Path) -> None:
+    line = _log(unbroken)[-1]
+    assert {"loss", "loss_window_0", "loss_window_1", "tokens_per_second", "additional_windows", "accuracy"} <= set(
+        line
+    )
+    assert 0 < line["positive_mass_1"] < 1 and 0 < line["additional_mass_2"] < 1
+
+
+def test_a_folder_of_another_recipe_is_refused(recipe: Path, unbroken: Path) -> None:
+    with pytest.raises(TrainingError, match=r"optimizer\.lr"):
+        run(Recipe.read(recipe, [f"run.output={unbroken}", "optimizer.lr=0.1"]))
+    run(Recipe.read(recipe, [f"run.output={unbroken}"]))  # and the run is as whole as before
+
+
+@pytest.mark.parametrize("what", ["all", "layers"])
+def test_other_parts_are_trained_and_resumed(recipe: Path, tmp_path: Path, what: str) -> None:
+    changes = [f"run.output={tmp_path}", f"train.what={what}", "run.steps=4"] + (
+        ["train.layers=[3]"] if what == "layers" else []
+    )
+    run(Recipe.read(recipe, changes))
+    after = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    before = AutoModelForCausalLM.from_pretrained(Recipe.read(recipe).model)
+    moved = [not torch.equal(a, b) for a, b in zip(after.parameters(), before.parameters(), strict=True)]
+    names = [name for name, _ in after.named_parameters()]
+    expected = [what == "all" or ".layers.3." in name for name in names]
+    assert moved == expected
+    again = tmp_path / "again"
+    run(Recipe.read(recipe, [*changes, f"run.output={again}", "run.steps=4", "run.save_every=2", "run.keep=5"]))
+    import shutil
+
+    for name in ("model", "checkpoint-4"):
+        shutil.rmtree(again / name)
+    run(Recipe.read(recipe, [*changes, f"run.output={again}", "run.save_every=2", "run.keep=5"]))
+    resumed = AutoModelForCausalLM.from_pretrained(again / "model")
+    assert all(torch.equal(a, b) for a, b in zip(resumed.parameters(), after.parameters(), strict=True))
+
+
+def test_accumulated_gradients_equal_one_larger_loss_scale(recipe: Path, tmp_path: Path) -> None:
+    result = run(Recipe.read(recipe, [f"run.output={tmp_path}", "run.steps=2", "run.gradient_accumulation=3"]))
+    assert result.tokens == 2 * 3 * 3 * 4 * 16
+    assert json.loads((tmp_path / "checkpoint-2" / "position-0.json").read_text())["batches"] == 6
+
+
+@pytest.mark.parametrize(
+    "rope", ["null", "{type: linear, factor: 2.0}", "{type: dynamic, factor: 2.0}", "{type: yarn, factor: 4.0}"]
+)
+def test_ordinary_long_fine_tuning_is_a_baseline_on_the_same_data(recipe: Path, tmp_path: Path, rope: str) -> None:
+    changes = [
+        f"run.output={tmp_path}",
+        "method=long",
+        "long={rows: 3, tokens: 64}",
+        f"long.rope={rope}",
+        "run.steps=3",
+        "train.what=attention",
+    ]
+    result = run(Recipe.read(recipe, changes))
+    assert result.tokens == 3 * 3 * 64
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    assert not hasattr(model.config, "longfocus")
+    assert model.config.rope_parameters["rope_type"] == ("default" if rope == "null" else rope.split()[1].strip(","))
+
+
+def test_no_crossbatch_and_previous_current_feeding(recipe: Path, tmp_path: Path) -> None:
+    run(Recipe.read(recipe, [f"run.output={tmp_path / 'a'}", "crossbatch.mix=local", "run.steps=2"]))
+    assert "positive_mass_1" not in _log(tmp_path / "a")[-1]
+    changes = ["crossbatch.windows_per_step=2", "crossbatch.stride=1", "crossbatch.mix={d: 2, w: 1}", "run.steps=3"]
+    run(Recipe.read(recipe, [f"run.output={tmp_path / 'b'}", *changes]))
+    log = _log(tmp_path / "b")
+    assert log[0]["loss_window_0"] > 0 and "loss_window_0" not in log[1], "context windows are not counted again"
+
+
+def test_lora_is_trained_saved_and_merged(recipe: Path, tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    base = [f"run.output={tmp_path / 'adapter'}", "run.steps=3", "run.gradient_checkpointing=true"]
+    run(Recipe.read(recipe, [*base, "train.lora={r: 4, alpha: 8, modules_to_save: [lm_head, norm]}"]))
+    folder = tmp_path / "adapter" / "model"
+    weights = load_file(folder / "adapter_model.safetensors")
+    moved = [name for name, weight in weights.items() if "lora_B" in name and weight.abs().sum() > 0]
+    assert len(moved) == 8, "each projection of both memory layers has learnt"
+    assert any("norm" in name for name in weights)
+    model = longfocus.load(Recipe.read(recipe).model, memory_layers=(1, 2), window=16)
+    wrapped = peft.PeftModel.from_pretrained(model, folder).eval()
+    ids = torch.arange(3, 60)[None]
+    adapted = wrapped(input_ids=ids).logits
+    run(
+        Recipe.read(
+            recipe,
+            [
+                f"run.output={tmp_path / 'merged'}",
+                "run.steps=3",
+                "run.gradient_checkpointing=true",
+                "train.lora={r: 4, alpha: 8, merge: true}",
+            ],
+        )
+    )
+    merged = longfocus.load(tmp_path / "merged" / "model")
+    assert merged.focus.config.layers == (1, 2)
+    assert (merged(ids).logits - adapted).abs().max() > 0  # another run: without modules_to_save
+    plain = longfocus.load(Recipe.read(recipe).model, memory_layers=(1, 2), window=16)
+    assert (plain(ids).logits - adapted).abs().max() > 1e-3
+
+
+def test_impossible_recipes_are_refused_before_anything_is_loaded(recipe: Path) -> None:
+    cases = {
+        "run.stepps=3": r"run\.stepps is not a key here.*Did you mean 'steps'",
+        "optimizer.lr=-1": r"optimizer\.lr",
+        "crossbatch.mix={d: 0}": "mix",
+        "crossbatch.negatives=hardest": "negatives",
+        "focus.windoww=16": "windoww",
+        "data.sources.texts.paths=[]": "paths",
+        "trainer.learning_rate=1": "trainer",
+    }
+    for change, message in cases.items():
+        with pytest.raises(ConfigError, match=message):
+            checked = Recipe.read(recipe, [change])
+            run(checked)
