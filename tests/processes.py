@@ -150,7 +150,13 @@ def _serve() -> None:
     import torch
 
     torch.set_num_threads(1)  # no thread pool may exist when a child is forked
-    for module in ("longfocus.cli", "longfocus.model.load", "longfocus.answering", "longfocus.model.reading"):
+    for module in (
+        "longfocus.cli",
+        "longfocus.model.load",
+        "longfocus.answering",
+        "longfocus.model.reading",
+        "longfocus.training.run",
+    ):
         importlib.import_module(module)
     importlib.import_module("transformers.models.llama.modeling_llama")
     answers = os.fdopen(os.dup(1), "w")

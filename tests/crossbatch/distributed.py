@@ -1,6 +1,6 @@
 """Two real processes, each with half of a batch; the windows of both serve as contexts. Started by test_distributed.py.
 
-    torchrun --nproc-per-node 2 -m tests.crossbatch.distributed OUTPUT
+torchrun --nproc-per-node 2 -m tests.crossbatch.distributed OUTPUT
 """
 
 from __future__ import annotations
@@ -59,7 +59,9 @@ def main() -> None:
         rows = gather_rows(rank_rows(rank), group)
         context = context_of(rows, choice, group=group, first_row=rank * PLACES * WINDOWS)
         ids, lengths = rank_ids(rank), torch.from_numpy(rank_rows(rank).lengths)
-        loss = wrapped(ids, context=context, lengths=lengths, shift_labels=labels_of(ids, lengths), num_items_in_batch=50).loss
+        loss = wrapped(
+            ids, context=context, lengths=lengths, shift_labels=labels_of(ids, lengths), num_items_in_batch=50
+        ).loss
         loss.backward()
         if rank == 0:
             grads = {name: weight.grad for name, weight in model.named_parameters()}

@@ -27,7 +27,15 @@ ROOT = Path(__file__).parents[2]
 def two_processes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     output = tmp_path_factory.mktemp("gradients")
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0"]
-    command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "-m", "tests.crossbatch.distributed", str(output)]
+    command += [
+        "--rdzv-backend",
+        "c10d",
+        "--rdzv-endpoint",
+        "localhost:0",
+        "-m",
+        "tests.crossbatch.distributed",
+        str(output),
+    ]
     done = subprocess.run(
         command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=240
     )
@@ -51,8 +59,13 @@ def test_gradients_equal_those_of_the_joined_batch(two_processes: Path, choice: 
     ids, lengths = torch.cat([rank_ids(0), rank_ids(1)]), torch.from_numpy(rows.lengths)
     model = focused("llama", window=WINDOW).train()
     context = context_of(rows, choice)
-    assert any(other // 6 != row // 6 for row, others in enumerate(context.contexts.lists()[1]) for other in others) or choice == "hard"
-    loss = model(ids, context=context, lengths=lengths, shift_labels=labels_of(ids, lengths), num_items_in_batch=50).loss
+    assert (
+        any(other // 6 != row // 6 for row, others in enumerate(context.contexts.lists()[1]) for other in others)
+        or choice == "hard"
+    )
+    loss = model(
+        ids, context=context, lengths=lengths, shift_labels=labels_of(ids, lengths), num_items_in_batch=50
+    ).loss
     loss.backward()
     found = load_file(two_processes / f"{choice}.safetensors")
     for name, weight in model.named_parameters():

@@ -1,7 +1,4 @@
-"""A tiny run on real files: a Llama of 4 layers, a small tokenizer, a few made texts. Also a program, to be killed.
-
-python -m tests.training.tiny_run FOLDER [key=value …]
-"""
+"""A tiny run on real files: a Llama of 4 layers, a small tokenizer, a few made texts. Also for a process to be killed."""
 
 from __future__ import annotations
 
@@ -63,16 +60,9 @@ def prepare(folder: Path) -> Path:
     return path
 
 
-def main() -> None:
-    import torch
-
+def train(path: str, *changes: str) -> None:
+    """Run the recipe; prints the steps made and whether it was stopped."""
     from longfocus.training.run import run
 
-    torch.set_num_threads(1)
-    path, *changes = sys.argv[1:]
     result = run(Recipe.read(path, changes), announce=lambda text: print(text, file=sys.stderr, flush=True))
     print(result.steps, result.stopped)
-
-
-if __name__ == "__main__":
-    main()

@@ -6,5 +6,6 @@ COMMANDS = {
     "remember": "longfocus.commands.remember:remember",
     "info": "longfocus.commands.info:info",
     "train": "longfocus.commands.train:train",
+    "plan": "longfocus.commands.plan:plan",
     "suggest-layers": "longfocus.commands.suggest_layers:suggest_layers",
 }

@@ -20,6 +20,7 @@ import shutil
 import signal
 import threading
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -103,7 +104,7 @@ def run(recipe: Recipe, *, announce: Announce = lambda text: None, progress: Any
         announce(f"Going on from {start}.")
         trainer.go_on_from(start)
     _quiet(trainer)
-    trainer.train(resume_from_checkpoint=str(start) if start is not None else None)
+    trainer.train_to_the_end(start)
     stopped = trainer.state.global_step < steps
     if not stopped and trainer.args.should_save:
         announce("Saving the result …")
@@ -161,7 +162,9 @@ def _with_lora(model: Any, lora: Any, names: list[str]) -> Any:
         modules_to_save=lora.modules_to_save,
         task_type="CAUSAL_LM",
     )
-    wrapped = get_peft_model(model, config)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # peft 0.21 asks for an attribute's old name
+        wrapped = get_peft_model(model, config)
     wrapped.focus = getattr(model, "focus", None)
     return wrapped
 
@@ -350,7 +353,8 @@ class _LogFile(TrainerCallback):
         if not state.is_world_process_zero or not logs:
             return
         with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"step": state.global_step, **logs}) + "\n")
+            kept = {name: value for name, value in logs.items() if name != "epoch"}  # the stream has no epochs
+            file.write(json.dumps({"step": state.global_step, **kept}) + "\n")
         if "loss" in logs:
             self.announce(_line(state.global_step, args.max_steps, logs))
 

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch.utils.data import DataLoader
-from transformers import PreTrainedModel, Trainer, TrainingArguments
+from transformers import PreTrainedModel, Trainer, TrainerState, TrainingArguments
 
 from longfocus.crossbatch.context import CrossbatchContext, gather_rows
 from longfocus.crossbatch.plan import Rows, plan_contexts
@@ -218,6 +218,14 @@ class CrossbatchTrainer(Trainer):
             parts.load_weights(self.model, Path(resume_from_checkpoint) / WEIGHTS)
         else:
             super()._load_from_checkpoint(resume_from_checkpoint, model)
+
+    def train_to_the_end(self, start: Path | None) -> None:
+        """Train from the beginning or a checkpoint; one that is the end already only gives its weights."""
+        if start is not None and int(start.name.rpartition("-")[2]) >= self.args.max_steps:
+            self._load_from_checkpoint(str(start))
+            self.state = TrainerState.load_from_json(str(start / "trainer_state.json"))
+        else:
+            self.train(resume_from_checkpoint=str(start) if start is not None else None)
 
     def go_on_from(self, checkpoint: Path) -> None:
         """Set data and schedule to where the checkpoint was taken.
