@@ -234,3 +234,16 @@ def test_impossible_recipes_are_refused_before_anything_is_loaded(recipe: Path) 
         with pytest.raises(ConfigError, match=message):
             checked = Recipe.read(recipe, [change])
             run(checked)
+
+
+def test_bfloat16_products_leave_what_is_not_trained_as_it_was(recipe: Path, tmp_path: Path) -> None:
+    for changes in ([], ["train.lora={r: 4, alpha: 8, merge: true}"]):
+        output = tmp_path / str(len(changes))
+        run(Recipe.read(recipe, [f"run.output={output}", "run.steps=2", "run.precision=bfloat16", *changes]))
+        before = AutoModelForCausalLM.from_pretrained(Recipe.read(recipe).model)
+        after = AutoModelForCausalLM.from_pretrained(output / "model")
+        for (name, weight), other in zip(after.named_parameters(), before.parameters(), strict=True):
+            assert weight.dtype == torch.float32
+            trained = any(f"layers.{layer}.self_attn" in name for layer in (1, 2))
+            assert torch.equal(weight, other) != trained, name
+        assert _log(output)[-1]["loss"] < 40  # these models begin far from uniform

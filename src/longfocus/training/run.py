@@ -70,7 +70,8 @@ def run(recipe: Recipe, *, announce: Announce = lambda text: None, progress: Any
     start = _prepare_output(output, recipe, fresh, main=rank == 0)
     torch.manual_seed(recipe.run.seed)
     announce(f"Loading {recipe.model} …")
-    model = build_model(recipe, announce)
+    products = precision(recipe.run.precision, recipe.run.device)
+    model = build_model(recipe, announce, frozen=products)
     tokenizer = load_tokenizer(recipe.model)
     window = model.focus.config.window_tokens if recipe.method == "crossbatch" else 0
     mixture = open_mixture(
@@ -125,8 +126,14 @@ def run(recipe: Recipe, *, announce: Announce = lambda text: None, progress: Any
     return Result(output, trainer.state.global_step, tokens, stopped, trainer.state.log_history)
 
 
-def build_model(recipe: Recipe, announce: Announce = lambda text: None) -> Any:
-    """The model of a recipe, its trained weights chosen; attached for crossbatch, plain for long fine-tuning."""
+def build_model(
+    recipe: Recipe, announce: Announce = lambda text: None, *, frozen: torch.dtype = torch.float32
+) -> Any:
+    """The model of a recipe, its trained weights chosen; attached for crossbatch, plain for long fine-tuning.
+
+    Args:
+        frozen: dtype in which weights that are not trained are held.
+    """
     if recipe.method == "crossbatch":
         model = load(recipe.model, dtype=torch.float32, announce=announce, **recipe.focus)
         layers = model.focus.config.layers
@@ -136,9 +143,13 @@ def build_model(recipe: Recipe, announce: Announce = lambda text: None) -> Any:
         layers = recipe.focus_config.resolve(model.config.num_hidden_layers, None).layers
     names = parts.select(model, recipe.train, layers)
     lora = recipe.train.lora
-    if lora is None:
-        return model
-    return _with_lora(model, lora, names)
+    if lora is not None:
+        model = _with_lora(model, lora, names)
+    if recipe.train.what != "all":
+        for weight in model.parameters():
+            if not weight.requires_grad:
+                weight.data = weight.data.to(frozen)
+    return model
 
 
 def _with_lora(model: Any, lora: Any, names: list[str]) -> Any:
@@ -256,6 +267,12 @@ def save_result(model: Any, tokenizer: Any, recipe: Recipe, output: Path) -> Pat
     folder, unfinished = output / "model", output / "model.unfinished"
     shutil.rmtree(unfinished, ignore_errors=True)
     lora = recipe.train.lora
+    if any(weight.dtype != torch.float32 for weight in model.parameters()):
+        trained = parts.trained_weights(model)
+        model = build_model(recipe)  # what was not trained, as it was
+        with torch.no_grad():
+            for name, weight in parts.trained_weights(model).items():
+                weight.copy_(trained[name])
     if lora is not None and lora.merge:
         model = model.merge_and_unload()
     weights = parts.trained_weights(model)
