@@ -102,7 +102,9 @@ def test_schedules_of_the_paper(tmp_path: Path) -> None:
 
 
 def test_length_in_tokens_is_rounded_up_to_steps(tmp_path: Path) -> None:
-    recipe = _changed(tmp_path, "run.steps=null", "run.tokens=100_000", "crossbatch.places=2", "crossbatch.windows_per_step=4")
+    recipe = _changed(
+        tmp_path, "run.steps=null", "run.tokens=100_000", "crossbatch.places=2", "crossbatch.windows_per_step=4"
+    )
     assert recipe.tokens_per_step(256) == 2048
     assert recipe.steps(256) == 49
     assert recipe.steps(256, processes=2) == 25

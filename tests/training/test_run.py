@@ -6,8 +6,11 @@ python -m pytest tests/training/test_run.py
 from __future__ import annotations
 
 import json
+import os
 import random
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -23,7 +26,7 @@ from longfocus.training.recipes import Recipe
 from longfocus.training.run import run
 from longfocus.training.trainer import checkpoints
 from tests.processes import Child, start
-from tests.training.tiny_run import prepare
+from tests.training.tiny_run import WORDS, prepare
 
 
 @pytest.fixture(scope="module")
@@ -247,3 +250,43 @@ def test_bfloat16_products_leave_what_is_not_trained_as_it_was(recipe: Path, tmp
             trained = any(f"layers.{layer}.self_attn" in name for layer in (1, 2))
             assert torch.equal(weight, other) != trained, name
         assert _log(output)[-1]["loss"] < 40  # these models begin far from uniform
+
+
+def test_a_long_line_is_read_in_windows_and_none_of_it_is_lost(recipe: Path, tmp_path: Path) -> None:
+    long_line = json.dumps({"text": " ".join(random.Random(0).choice(WORDS) for _ in range(5000))})
+    (tmp_path / "long.jsonl").write_text(long_line + "\n", "utf-8")
+    source = {"name": "long", "share": 1.0, "kind": "jsonl", "paths": [str(tmp_path / "long.jsonl")]}
+    changes = [f"run.output={tmp_path / 'run'}", "run.steps=1", f"data.sources=[{json.dumps(source)}]"]
+    said: list[str] = []
+    run(Recipe.read(recipe, changes), announce=said.append)
+    line = next(text for text in said if text.startswith("Source long"))
+    tokens = int(line.split(" tokens")[0].split()[-1].replace(",", ""))
+    windows = int(line.split(" windows")[0].split()[-1].replace(",", ""))
+    assert tokens > 5000 and windows == -(-(tokens - 1) // 16)
+    assert "1 documents read over several steps" in line
+    with pytest.raises(ConfigError, match=r"data\.strict: 1 documents of long are longer than the 64 tokens"):
+        run(Recipe.read(recipe, [*changes, "data.strict=true", f"run.output={tmp_path / 'strict'}"]))
+
+
+def test_two_processes_train_one_model(recipe: Path, tmp_path: Path) -> None:
+    """Real processes, started as users start them; their models stay the same, and the run resumes."""
+    for steps in (2, 4):
+        command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d"]
+        command += ["--rdzv-endpoint", "localhost:0", "-m", "longfocus.cli", "train", str(recipe)]
+        for change in (f"run.output={tmp_path}", f"run.steps={steps}", "crossbatch.across_processes=true"):
+            command += ["--set", change]
+        if steps == 4:  # as if it had been stopped after two of four
+            kept = (tmp_path / "recipe.yaml").read_text("utf-8").replace("steps: 2", "steps: 4")
+            (tmp_path / "recipe.yaml").write_text(kept, "utf-8")
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=300, env={**os.environ, "OMP_NUM_THREADS": "1"}
+        )
+        assert done.returncode == 0, done.stderr
+        result = json.loads(done.stdout.splitlines()[-1])
+        assert result["steps"] == steps and result["tokens"] == steps * 2 * 3 * 4 * 16
+    assert "Going on from" in done.stderr
+    assert {path.name for path in (tmp_path / "checkpoint-4").glob("position-*")} == {
+        "position-0.json",
+        "position-1.json",
+    }
+    assert [line["step"] for line in _log(tmp_path)] == [1, 2, 3, 4]

