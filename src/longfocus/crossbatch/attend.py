@@ -181,7 +181,7 @@ class _AttendRows(torch.autograd.Function):
         values = value if context_value is None else context_value
         out, lse = parts.forward(query, key, value, causal=True)
         shift = math.log(table.negative_copies)
-        positive_mass = additional_mass = 0.0
+        positive_mass = additional_mass = lse.new_zeros(())  # stay on the device: no wait for it per row
         for row in range(query.shape[0]):
             found, additional = [(out[row : row + 1], lse[row : row + 1])], []
             for sources, by in ((table.positives[row], 0.0), (table.negatives[row], shift)):
@@ -195,14 +195,14 @@ class _AttendRows(torch.autograd.Function):
             n = table.row_tokens(row)
             total, merged = _merge(found)
             outside = additional[0] if len(additional) == 1 else torch.logaddexp(*additional)
-            additional_mass += float(torch.exp(outside - merged)[..., :n].mean())
+            additional_mass = additional_mass + torch.exp(outside - merged)[..., :n].mean()
             mass.rows_with_context += 1
             if len(additional) == 2:
-                positive_mass += float(torch.exp(additional[0] - outside)[..., :n].mean())
+                positive_mass = positive_mass + torch.exp(additional[0] - outside)[..., :n].mean()
                 mass.rows += 1
             out[row : row + 1], lse[row : row + 1] = total, merged
-        mass.positive = positive_mass / max(1, mass.rows)
-        mass.additional = additional_mass / max(1, mass.rows_with_context)
+        mass.positive = float(positive_mass) / max(1, mass.rows)
+        mass.additional = float(additional_mass) / max(1, mass.rows_with_context)
         ctx.save_for_backward(query, key, value, outer_query, context_key, context_value, out, lse)
         ctx.parts, ctx.table, ctx.shift = parts, table, shift
         return out
