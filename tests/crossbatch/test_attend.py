@@ -98,7 +98,7 @@ def test_plain_form_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """The form for other devices and for softcaps, cut into many small blocks."""
     from longfocus.crossbatch import attend
 
-    monkeypatch.setattr(attend, "_BLOCK_SCORES", 40)
+    monkeypatch.setattr(attend, "BLOCK_SCORES", 40)
     torch.manual_seed(0)
     table = Table([[1], [0, 2], []], [[2], [], [0, 1]], [9, 5, 9])
     _compare(_inputs((6, 2), 3, 9, 4, torch.float64, "shared"), table, 3.0, EXACT)

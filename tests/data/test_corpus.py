@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from longfocus.data.corpus import Corpus
-from longfocus.data.source_spec import SourceSpec
+from longfocus.data.source_spec import SourceSpec, list_files
 from longfocus.errors import ConfigError, InputError
 from tests.data.conftest import DATA
 
@@ -311,3 +311,15 @@ def test_the_real_texts() -> None:
         with gzip.open(path, "rt", encoding="utf-8") as records:
             expected = [(record["id"], record["text"]) for record in map(json.loads, records)]
         assert read(SourceSpec(name, "jsonl", (str(path),))) == expected
+
+
+def test_an_installed_package_is_a_source_of_text_on_every_machine() -> None:
+    import email
+
+    spec = SourceSpec("python", paths=("package:email",), suffixes=(".py",))
+    documents = {document.id: document.text for document in Corpus(spec)}
+    folder = Path(email.__file__).parent
+    assert documents[str(folder / "charset.py")] == (folder / "charset.py").read_text("utf-8")
+    for wrong in ("package:no_such_package", "package:", "package:sys", "package:../etc", "package:email.charset"):
+        with pytest.raises(InputError, match="expected the name of an installed Python package"):
+            list_files(SourceSpec("python", paths=(wrong,)))

@@ -167,7 +167,7 @@ def test_what_a_training_pass_cannot_do_is_said() -> None:
 def test_token_losses_in_pieces_equal_cross_entropy(softcap: float | None, biased: bool, monkeypatch: Any) -> None:
     from longfocus.model import token_loss
 
-    monkeypatch.setattr(token_loss, "_PIECE_LOGITS", 70)
+    monkeypatch.setattr(token_loss, "PIECE_LOGITS", 70)
     torch.manual_seed(0)
     hidden = torch.randn(17, 6, requires_grad=True)
     weight = torch.randn(23, 6, requires_grad=True)

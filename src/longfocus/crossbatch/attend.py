@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_BLOCK_SCORES = 1 << 23  # scores held at once by the plain form (numbers)
+BLOCK_SCORES = 1 << 23  # scores held at once by the plain form (numbers)
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
@@ -131,7 +131,7 @@ class _Parts:
         wide = torch.promote_types(query.dtype, torch.float32)
         heads = (key.shape[1], query.shape[1] // key.shape[1])
         queries, keys = query.shape[2], key.shape[2]
-        step = max(1, _BLOCK_SCORES // (query.shape[0] * query.shape[1] * keys))
+        step = max(1, BLOCK_SCORES // (query.shape[0] * query.shape[1] * keys))
         for start in range(0, queries, step):
             block = slice(start, start + step)
             q = query[:, :, block].to(wide).unflatten(1, heads)

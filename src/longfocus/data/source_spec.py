@@ -5,12 +5,14 @@
 
 Kinds: `text` (files, or every text file of folders), `jsonl` (also .jsonl.gz), `parquet`, `code` (folders of
 repositories) and `hub` (a data set by name, through the package `datasets`). Plain data, JSON both ways.
+A path may be `package:NAME`, the folder of an installed Python package: real text that is there on every machine.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
+import importlib.util
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -21,6 +23,7 @@ from longfocus.data.documents import SKIPPED_FOLDERS
 from longfocus.errors import ConfigError, InputError
 
 Kind = Literal["text", "jsonl", "parquet", "code", "hub"]
+PACKAGE = "package:"
 _SUFFIXES = {"jsonl": (".jsonl", ".jsonl.gz"), "parquet": (".parquet",)}
 
 
@@ -36,7 +39,7 @@ class SourceSpec:
     """As shown in reports; unique in a mixture."""
     kind: Kind = "text"
     paths: tuple[str, ...] = ()
-    """Files and folders, in this order; folders in sorted order. Empty for `hub`."""
+    """Files, folders and `package:NAME`, in this order; folders in sorted order. Empty for `hub`."""
     text_field: str = "text"
     """Field or column of the text (jsonl, parquet, hub)."""
     id_field: str = "id"
@@ -123,7 +126,7 @@ def list_files(spec: SourceSpec) -> list[SourceFile]:
     suffixes = _SUFFIXES.get(spec.kind, spec.suffixes)
     files: dict[Path, SourceFile] = {}
     for given in paths:
-        root = Path(given)
+        root = _package_folder(spec, given) if given.startswith(PACKAGE) else Path(given)
         found: list[tuple[Path, Path | None]]
         try:
             if root.is_dir():
@@ -148,6 +151,22 @@ def list_files(spec: SourceSpec) -> list[SourceFile]:
         wanted = f" that ends in {' or '.join(suffixes)}" if suffixes else ""
         raise InputError(f"Source {spec.name!r}: no file{wanted} in {', '.join(spec.paths)}.")
     return list(files.values())
+
+
+def _package_folder(spec: SourceSpec, given: str) -> Path:
+    """Where an installed package lies; nothing of it is run."""
+    name = given.removeprefix(PACKAGE)
+    try:
+        found = importlib.util.find_spec(name) if name.isidentifier() else None
+    except (ImportError, ValueError):
+        found = None
+    places = list(found.submodule_search_locations or []) if found is not None else []
+    if not places:
+        raise InputError(
+            f"Source {spec.name!r}: {given!r} given, expected the name of an installed Python package that is a folder, "
+            "such as package:email."
+        )
+    return Path(places[0])
 
 
 def _walk(folder: Path) -> Iterator[Path]:

@@ -47,7 +47,7 @@ def load(
     from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
     path = resolve(path_or_id, announce)
-    raw = _raw_config(path)
+    raw = raw_config(path)
     arguments: dict[str, Any] = {} if dtype is None else {"dtype": dtype}
     model: Any
     stored: FocusConfig | None = None
@@ -101,7 +101,12 @@ def resolve(path_or_id: str | Path, announce: Any = None) -> str:
     return text
 
 
-def _raw_config(path: str) -> dict[str, Any]:
+def raw_config(path: str) -> dict[str, Any]:
+    """A model's config.json as it is written; `path` as `resolve` returns it.
+
+    Raises:
+        ModelNotFoundError: nothing there, or no config.json.
+    """
     from transformers import PretrainedConfig
 
     try:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-_PIECE_LOGITS = 1 << 24  # logits held at once (numbers)
+PIECE_LOGITS = 1 << 24  # logits held at once (numbers)
 IGNORED = -100
 
 
@@ -57,7 +57,7 @@ class _TokenLosses(torch.autograd.Function):
         grad_bias = torch.zeros_like(bias, dtype=wide) if needs_bias and bias is not None else None
         found = torch.nonzero(targets != IGNORED).squeeze(1)
         with torch.autocast(hidden.device.type, enabled=False):
-            for at in found.split(max(1, _PIECE_LOGITS // weight.shape[0])) if len(found) else ():
+            for at in found.split(max(1, PIECE_LOGITS // weight.shape[0])) if len(found) else ():
                 states, target = hidden[at].to(head.dtype), targets[at]
                 logits = (states @ head.T).to(wide)
                 if bias is not None:

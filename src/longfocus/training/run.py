@@ -103,7 +103,7 @@ def run(recipe: Recipe, *, announce: Announce = lambda text: None, progress: Any
     if start is not None:
         announce(f"Going on from {start}.")
         trainer.go_on_from(start)
-    _quiet(trainer)
+    quiet(trainer)
     trainer.train_to_the_end(start)
     stopped = trainer.state.global_step < steps
     if not stopped and trainer.args.should_save:
@@ -167,7 +167,7 @@ def build_model(recipe: Recipe, announce: Announce = lambda text: None, *, froze
     names = parts.select(model, recipe.train, layers)
     lora = recipe.train.lora
     if lora is not None:
-        model = _with_lora(model, lora, names)
+        model = with_lora(model, lora, names)
     if recipe.train.what != "all":
         for weight in model.parameters():
             if not weight.requires_grad:
@@ -175,7 +175,7 @@ def build_model(recipe: Recipe, announce: Announce = lambda text: None, *, froze
     return model
 
 
-def _with_lora(model: Any, lora: Any, names: list[str]) -> Any:
+def with_lora(model: Any, lora: Any, names: list[str]) -> Any:
     """Wrap with peft adapters on the linear layers among the chosen weights."""
     try:
         from peft import LoraConfig, get_peft_model
@@ -369,7 +369,8 @@ def _differences(one: Any, two: Any, name: str = "") -> list[str]:
     return [] if json.dumps(one, default=str) == json.dumps(two, default=str) else [name]
 
 
-def _quiet(trainer: Any) -> None:
+def quiet(trainer: Any) -> None:
+    """Keep the trainer from printing its logs to stdout."""
     from transformers.trainer_callback import PrinterCallback
 
     trainer.remove_callback(PrinterCallback)
