@@ -45,6 +45,7 @@ class CrossbatchContext:
         self.negative_copies = negative_copies
         self.group, self.first_row = group, first_row
         self.mass: dict[int, Mass] = {}
+        self._found_hard = 0
         self._lists = contexts.lists()
 
     def join(self, layer: int, window: LocalWindow, *, scale: float, softcap: float | None) -> Tensor:
@@ -60,6 +61,7 @@ class CrossbatchContext:
         positives, negatives = (lists[mine] for lists in self._lists)
         if self.contexts.wanted_hard[mine].any():
             negatives = self._hard(window.outer_query, context_key, scale)
+            self._found_hard = sum(map(len, negatives))
         lengths = self.rows.lengths.tolist()
         table = Table(positives, negatives, lengths, self.negative_copies, lengths[mine])
         out, self.mass[layer] = attend_rows(
@@ -80,6 +82,7 @@ class CrossbatchContext:
         """For each row the windows of other documents whose keys score highest against its mean query per head.
 
         The score of a window is the log-normaliser of its keys, meaned over the heads: a soft count of keys that match.
+        The choice (not the attention) depends on all of the row's queries, also on those of its later tokens.
         """
         lengths = torch.from_numpy(self.rows.lengths).to(keys.device)
         heads, key_heads = query.shape[1], keys.shape[1]
@@ -87,7 +90,7 @@ class CrossbatchContext:
         found: list[list[int]] = []
         for row in range(query.shape[0]):
             wanted = int(self.contexts.wanted_hard[self.first_row + row])
-            others = other_documents(self.rows, self.first_row + row)
+            others = other_documents(self.rows, self.first_row + row, self.contexts.order)
             if not wanted or not len(others):
                 found.append([])
                 continue
@@ -102,10 +105,9 @@ class CrossbatchContext:
 
     @property
     def additional_windows(self) -> float:
-        """Mean number of additional windows a row (of those in use) sees."""
-        seen = (self.contexts.positives >= 0).sum(1) + (self.contexts.negatives >= 0).sum(1) + self.contexts.wanted_hard
-        used = self.rows.lengths > 0
-        return float(seen[used].mean()) if used.any() else 0.0
+        """Mean number of additional windows a row (of those in use) saw; hard ones as the last memory layer found them."""
+        seen = (self.contexts.positives >= 0).sum() + (self.contexts.negatives >= 0).sum() + self._found_hard
+        return float(seen / max(1, (self.rows.lengths > 0).sum()))
 
 
 class _Gather(torch.autograd.Function):

@@ -7,6 +7,10 @@ never a later window of its document, never itself, never a window twice. Docume
 number that is unique to the document, not by their place: one that ended and the next one in the same place
 are different documents.
 
+With several memory layers, what a row sees carries what that row saw in the layer below. So that nothing comes back to
+where it came from, and no future with it, rows stand in an order and see only rows before them: windows that stand
+earlier in their places, and of windows in the same position those of places that a draw put before.
+
 Letters of the paper (arXiv 2307.03170, section 3.2): d documents are seen, 1 positive and d - 1 negatives,
 w windows of each. LongLLaMA's mixed shares (appendix A.2) give parts of the batch their own (positives, negatives).
 """
@@ -103,6 +107,8 @@ class Contexts:
     """int (R, N). All -1 where `hard` negatives are still to be found."""
     wanted_hard: np.ndarray
     """int (R,): hard negatives that the row still has to find among windows of other documents."""
+    order: np.ndarray
+    """int (R,): every row sees only rows of a smaller number."""
 
     def lists(self) -> tuple[list[list[int]], list[list[int]]]:
         """(positives, negatives) of each row, without the unused cells."""
@@ -129,6 +135,7 @@ def plan_contexts(rows: Rows, mix: Mix, *, choice: Choice = "next", generator: n
         raise ConfigError(f"negatives: {choice!r} given, expected one of {', '.join(CHOICES)}.")
     check_mix(mix)
     parts = _parts(rows.places, mix, generator)
+    order = _order(rows.places, generator)
     positives: list[list[int]] = []
     negatives: list[list[int]] = []
     hard = np.zeros(len(rows), dtype=np.int64)
@@ -140,8 +147,8 @@ def plan_contexts(rows: Rows, mix: Mix, *, choice: Choice = "next", generator: n
             hard[row] = count
             negatives.append([])
         else:
-            negatives.append(_negatives(rows, row, count, choice, generator))
-    return Contexts(_padded(positives), _padded(negatives), hard)
+            negatives.append(_negatives(rows, row, count, choice, order, generator))
+    return Contexts(_padded(positives), _padded(negatives), hard, order)
 
 
 def _parts(places: np.ndarray, mix: Mix, generator: np.random.Generator) -> list[Share]:
@@ -163,11 +170,19 @@ def _positives(rows: Rows, row: int, count: int) -> list[int]:
     return earlier[np.argsort(-rows.windows[earlier], kind="stable")][:count].tolist()
 
 
-def _negatives(rows: Rows, row: int, count: int, choice: Choice, generator: np.random.Generator) -> list[int]:
+def _order(places: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+    """By position inside the place, and among equals by a drawn order of the places."""
+    names, index = np.unique(places, return_inverse=True)
+    return _offsets(places) * len(names) + generator.permutation(len(names))[index]
+
+
+def _negatives(
+    rows: Rows, row: int, count: int, choice: Choice, order: np.ndarray, generator: np.random.Generator
+) -> list[int]:
     """One window of each other document in turn, then a second of each, and so on."""
     if not count:
         return []
-    others = other_documents(rows, row)
+    others = other_documents(rows, row, order)
     if choice == "random":
         others = generator.permutation(others)
     else:  # documents of the next places first; of each the window that stands where the row's own last one stands
@@ -194,9 +209,9 @@ def _in_turn(order: Sequence[int], documents: np.ndarray) -> Iterator[int]:
                 del queues[document]
 
 
-def other_documents(rows: Rows, row: int) -> np.ndarray:
-    """int: rows with windows of other documents."""
-    return np.flatnonzero((rows.documents != rows.documents[row]) & (rows.lengths > 0))
+def other_documents(rows: Rows, row: int, order: np.ndarray) -> np.ndarray:
+    """int: rows with windows of other documents that stand before the row in the order."""
+    return np.flatnonzero((rows.documents != rows.documents[row]) & (rows.lengths > 0) & (order < order[row]))
 
 
 def _padded(lists: list[list[int]]) -> np.ndarray:
