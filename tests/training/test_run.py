@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,16 +16,22 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 import longfocus
+from longfocus.crossbatch.context import CrossbatchContext
+from longfocus.crossbatch.plan import Rows, plan_contexts
 from longfocus.errors import ConfigError, TrainingError
+from longfocus.training.build import build_model
 from longfocus.training.recipes import Recipe
 from longfocus.training.run import run
+from longfocus.training.stream import Batches, open_mixture
 from longfocus.training.trainer import checkpoints
+from tests.models import assert_close
 from tests.processes import Child, start
 from tests.training.tiny_run import WORDS, prepare
 
@@ -117,8 +124,9 @@ def test_the_result_is_an_ordinary_checkpoint_and_only_chosen_weights_moved(reci
     small = load_file(unbroken / "model" / "trained.safetensors")
     assert set(small) == set(parts) and all(weight.dtype == torch.bfloat16 for weight in small.values())
     result = json.loads((unbroken / "result.json").read_text())
-    assert result["tokens"] == 8 * 3 * 4 * 16
-    assert {source["name"] for source in result["sources"]} == {"texts", "facts"}
+    assert 0.8 * 8 * 3 * 4 * 16 < result["tokens"] <= 8 * 3 * 4 * 16  # documents end inside windows
+    assert result["tokens"] == _log(unbroken)[-1]["tokens"]
+    assert {source["name"] for source in result["sources_of_first_process"]} == {"texts", "facts"}
 
 
 def test_the_log_tells_what_users_look_for(unbroken: Path) -> None:
@@ -149,8 +157,6 @@ def test_other_parts_are_trained_and_resumed(recipe: Path, tmp_path: Path, what:
     assert moved == expected
     again = tmp_path / "again"
     run(Recipe.read(recipe, [*changes, f"run.output={again}", "run.steps=4", "run.save_every=2", "run.keep=5"]))
-    import shutil
-
     for name in ("model", "checkpoint-4"):
         shutil.rmtree(again / name)
     run(Recipe.read(recipe, [*changes, f"run.output={again}", "run.save_every=2", "run.keep=5"]))
@@ -158,10 +164,74 @@ def test_other_parts_are_trained_and_resumed(recipe: Path, tmp_path: Path, what:
     assert all(torch.equal(a, b) for a, b in zip(resumed.parameters(), after.parameters(), strict=True))
 
 
-def test_accumulated_gradients_equal_one_larger_loss_scale(recipe: Path, tmp_path: Path) -> None:
-    result = run(Recipe.read(recipe, [f"run.output={tmp_path}", "run.steps=2", "run.gradient_accumulation=3"]))
-    assert result.tokens == 2 * 3 * 3 * 4 * 16
-    assert json.loads((tmp_path / "checkpoint-2" / "position-0.json").read_text())["batches"] == 6
+def test_accumulated_gradients_are_those_of_the_mean_over_all_tokens_of_the_step(recipe: Path, tmp_path: Path) -> None:
+    changes = [f"run.output={tmp_path}", "run.steps=1", "run.gradient_accumulation=3", "trainer={optim: sgd}"]
+    changes += ["optimizer={lr: 0.5, weight_decay: 0.0, max_grad_norm: 1e9}"]
+    checked = Recipe.read(recipe, changes)
+    run(checked)
+    assert json.loads((tmp_path / "checkpoint-1" / "position-0.json").read_text())["batches"] == 3
+    model = build_model(checked)
+    mixture = open_mixture(checked.data, longfocus.load_tokenizer(checked.model), tmp_path, seed=0)
+    total, targets = torch.zeros(()), 0
+    part = checked.crossbatch
+    assert part is not None
+    for number, batch in zip(range(3), Batches(mixture, checked, 16), strict=False):
+        rows = Rows(*(batch[name].numpy() for name in ("places", "documents", "windows", "lengths")))
+        mix = part.schedule(1).mix(0, np.random.default_rng((0, 1, 0)))
+        table = plan_contexts(rows, mix, choice="random", generator=np.random.default_rng((0, 2, number, 0)))
+        out = model(
+            batch["input_ids"],
+            context=CrossbatchContext(rows, table),
+            lengths=batch["lengths"],
+            shift_labels=batch["labels"],
+            num_items_in_batch=1,
+        )
+        total, targets = total + out.loss, targets + int((batch["labels"] != -100).sum())
+    (total / targets).backward()
+    found = _weights(tmp_path)
+    for name, weight in model.named_parameters():
+        if weight.requires_grad:
+            expected = weight.detach() - 0.5 * weight.grad
+            assert (found[name] - expected).abs().max() < 1e-5, name
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        ["run.gradient_accumulation=3"],
+        ["train.lora={r: 4, alpha: 8, dropout: 0.2, modules_to_save: [norm]}"],
+        ["run.precision=bfloat16", "run.gradient_checkpointing=true"],
+        ["data.sources.facts.hay=[]", "data.sources.texts.stream=true"],
+        ["crossbatch.mix=null", "crossbatch.by_accuracy=[{d: 1}, 0.05, {d: 3}]"],
+        ["crossbatch.mix=null", "crossbatch.drawn=[{d: 1}, {d: 3}]", "crossbatch.negatives=hard"],
+        ["crossbatch.windows_per_step=2", "crossbatch.stride=1", "crossbatch.mix={d: 2}"],
+        ["method=long", "long={rows: 2, tokens: 64}", "train.what=attention"],
+        ["run.log_every=3", "optimizer.schedule=cosine"],
+    ],
+    ids=lambda changes: changes[-1].split("=")[0],
+)
+def test_stopped_and_gone_on_equals_unbroken(recipe: Path, tmp_path: Path, changes: list[str]) -> None:
+    """Every mode: as if it had been killed after the checkpoint of step 2 of 4."""
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    run(Recipe.read(recipe, ["run.steps=4", "run.keep=9", *changes, f"run.output={whole}"]))
+    shutil.copytree(whole, broken)
+    for name in ("model", "checkpoint-3", "checkpoint-4"):
+        shutil.rmtree(broken / name)
+    (broken / "result.json").unlink()
+    torch.manual_seed(99)
+    said: list[str] = []
+    run(Recipe.read(recipe, ["run.steps=4", "run.keep=9", *changes, f"run.output={broken}"]), announce=said.append)
+    assert any("Going on from" in text and "checkpoint-2" in text for text in said)
+    for mine, other in zip(_log(broken), _log(whole), strict=True):
+        assert {k: v for k, v in mine.items() if "second" not in k} == {
+            k: v for k, v in other.items() if "second" not in k
+        }
+    files = [path.relative_to(whole) for path in (whole / "model").rglob("*.safetensors")]
+    assert files
+    for file in files:
+        expected = load_file(whole / file)
+        for name, weight in load_file(broken / file).items():
+            assert torch.equal(weight, expected[name]), f"{file}: {name}"
 
 
 @pytest.mark.parametrize(
@@ -177,7 +247,7 @@ def test_ordinary_long_fine_tuning_is_a_baseline_on_the_same_data(recipe: Path, 
         "train.what=attention",
     ]
     result = run(Recipe.read(recipe, changes))
-    assert result.tokens == 3 * 3 * 64
+    assert 0.7 * 3 * 3 * 64 < result.tokens <= 3 * 3 * 64
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
     assert not hasattr(model.config, "longfocus")
     assert model.config.rope_parameters["rope_type"] == ("default" if rope == "null" else rope.split()[1].strip(","))
@@ -201,24 +271,17 @@ def test_lora_is_trained_saved_and_merged(recipe: Path, tmp_path: Path) -> None:
     moved = [name for name, weight in weights.items() if "lora_B" in name and weight.abs().sum() > 0]
     assert len(moved) == 8, "each projection of both memory layers has learnt"
     assert any("norm" in name for name in weights)
-    model = longfocus.load(Recipe.read(recipe).model, memory_layers=(1, 2), window=16)
-    wrapped = peft.PeftModel.from_pretrained(model, folder).eval()
     ids = torch.arange(3, 60)[None]
-    adapted = wrapped(input_ids=ids).logits
-    run(
-        Recipe.read(
-            recipe,
-            [
-                f"run.output={tmp_path / 'merged'}",
-                "run.steps=3",
-                "run.gradient_checkpointing=true",
-                "train.lora={r: 4, alpha: 8, merge: true}",
-            ],
-        )
-    )
+    model = longfocus.load(Recipe.read(recipe).model, memory_layers=(1, 2), window=16)
+    adapted = peft.PeftModel.from_pretrained(model, folder).eval()(input_ids=ids).logits
+    opened = longfocus.load(folder)
+    assert opened.focus.config.layers == (1, 2) and opened.focus.config.window == 16
+    assert_close(opened(ids).logits.detach(), adapted.detach(), 1e-4, "an adapter opened by its folder")
+    again = [f"run.output={tmp_path / 'merged'}", "run.steps=3", "run.gradient_checkpointing=true"]
+    run(Recipe.read(recipe, [*again, "train.lora={r: 4, alpha: 8, modules_to_save: [norm], merge: true}"]))
     merged = longfocus.load(tmp_path / "merged" / "model")
     assert merged.focus.config.layers == (1, 2)
-    assert (merged(ids).logits - adapted).abs().max() > 0  # another run: without modules_to_save
+    assert_close(merged(ids).logits.detach(), adapted.detach(), 1e-4, "the same run, merged")
     plain = longfocus.load(Recipe.read(recipe).model, memory_layers=(1, 2), window=16)
     assert (plain(ids).logits - adapted).abs().max() > 1e-3
 
@@ -232,6 +295,14 @@ def test_impossible_recipes_are_refused_before_anything_is_loaded(recipe: Path) 
         "focus.windoww=16": "windoww",
         "data.sources.texts.paths=[]": "paths",
         "trainer.learning_rate=1": "trainer",
+        "trainer.learning_ratee=1": "learning_ratee",
+        "trainer.optim=nonsense": "nonsense",
+        "optimizer.lr=.inf": "lr",
+        "optimizer.betas=[0.9, 1.0]": "betas",
+        "data.sources.facts.tokens=[200, 80]": "smaller number first",
+        "train={what: all, layers: [1]}": "layers: given with what: all",
+        "train={what: layers}": "layers: missing",
+        "train.lora={targets: [q_proj, qq_proj]}": "qq_proj.*k_proj, o_proj, q_proj, v_proj",
     }
     for change, message in cases.items():
         with pytest.raises(ConfigError, match=message):
@@ -263,8 +334,8 @@ def test_a_long_line_is_read_in_windows_and_none_of_it_is_lost(recipe: Path, tmp
     tokens = int(line.split(" tokens")[0].split()[-1].replace(",", ""))
     windows = int(line.split(" windows")[0].split()[-1].replace(",", ""))
     assert tokens > 5000 and windows == -(-(tokens - 1) // 16)
-    assert "1 documents read over several steps" in line
-    with pytest.raises(ConfigError, match=r"data\.strict: 1 documents of long are longer than the 64 tokens"):
+    assert "1 documents longer than the 64 tokens of a step" in line
+    with pytest.raises(ConfigError, match=r"more than the 64 that a place reads in a step; data\.strict"):
         run(Recipe.read(recipe, [*changes, "data.strict=true", f"run.output={tmp_path / 'strict'}"]))
 
 
@@ -283,8 +354,17 @@ def test_two_processes_train_one_model(recipe: Path, tmp_path: Path) -> None:
         )
         assert done.returncode == 0, done.stderr
         result = json.loads(done.stdout.splitlines()[-1])
-        assert result["steps"] == steps and result["tokens"] == steps * 2 * 3 * 4 * 16
+        assert result["steps"] == steps and 0.7 < result["tokens"] / (steps * 2 * 3 * 4 * 16) <= 1
     assert "Going on from" in done.stderr
+    command[-1] = "crossbatch.across_processes=true"
+    command[command.index(f"run.output={tmp_path}")] = f"run.output={tmp_path / 'unbroken'}"
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=300, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
+    assert done.returncode == 0, done.stderr
+    expected = _weights(tmp_path / "unbroken")
+    for name, weight in _weights(tmp_path).items():
+        assert torch.equal(weight, expected[name]), name
     assert {path.name for path in (tmp_path / "checkpoint-4").glob("position-*")} == {
         "position-0.json",
         "position-1.json",

@@ -140,9 +140,10 @@ def gather_rows(rows: Rows, group: Any) -> Rows:
     """
     world = torch.distributed.get_world_size(group)
     mine = np.stack([rows.places, rows.documents, rows.windows, rows.lengths]).astype(np.int64)
-    parts = [torch.empty(mine.shape, dtype=torch.int64) for _ in range(world)]
-    torch.distributed.all_gather(parts, torch.from_numpy(mine), group=group)
-    places, documents, windows, lengths = np.concatenate([part.numpy() for part in parts], 1)
+    device = f"cuda:{torch.cuda.current_device()}" if torch.distributed.get_backend(group) == "nccl" else "cpu"
+    parts = [torch.empty(mine.shape, dtype=torch.int64, device=device) for _ in range(world)]
+    torch.distributed.all_gather(parts, torch.from_numpy(mine).to(device), group=group)
+    places, documents, windows, lengths = np.concatenate([part.cpu().numpy() for part in parts], 1)
     rank = np.repeat(np.arange(world), len(rows))
     places = places + rank * (int(places.max()) + 1)
     return Rows(places, documents * world + rank, windows, lengths)

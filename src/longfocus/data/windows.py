@@ -58,12 +58,22 @@ class WindowStream:
         window: tokens of a window; at least 2.
         windows_per_step: rows that each place has in a step.
         stride: windows by which a document moves on from step to step; 1 to windows_per_step.
+        whole_documents: refuse documents longer than what a place takes in a step.
 
     Raises:
         ConfigError: a number is out of range.
     """
 
-    def __init__(self, mixture: Mixture, *, places: int, window: int, windows_per_step: int, stride: int) -> None:
+    def __init__(
+        self,
+        mixture: Mixture,
+        *,
+        places: int,
+        window: int,
+        windows_per_step: int,
+        stride: int,
+        whole_documents: bool = False,
+    ) -> None:
         for name, value, least in (
             ("places", places, 1),
             ("window", window, 2),
@@ -77,6 +87,7 @@ class WindowStream:
                 f"stride: {stride} given, expected at most windows_per_step ({windows_per_step}); more would leave windows out."
             )
         self.mixture = mixture
+        self.whole_documents = whole_documents
         self._shape = {"places": places, "window": window, "windows_per_step": windows_per_step, "stride": stride}
         self.places, self.window, self.windows_per_step, self.stride = places, window, windows_per_step, stride
         self._held: list[_Held | None] = [None] * places
@@ -126,6 +137,12 @@ class WindowStream:
             drawn = self.mixture.next_document()
             windows = self._windows(drawn)
             self.dropped_tokens += max(0, len(drawn.tokens) - windows * self.window)
+            if windows > self.windows_per_step and self.whole_documents:
+                name = self.mixture.sources[drawn.source].name
+                raise ConfigError(
+                    f"A document of {name} ({', '.join(drawn.ids)}) has {len(drawn.tokens):,} tokens, more than the "
+                    f"{self.windows_per_step * self.window:,} that a place reads in a step; data.strict refuses it."
+                )
             if windows:
                 self._begun += 1
                 number = (self._begun - 1) * self.mixture.world + self.mixture.rank
@@ -148,7 +165,7 @@ class WindowStream:
             "held": [
                 None
                 if held is None
-                else {"document": self.mixture.remember(held.drawn), "number": held.number, "fed": held.fed}
+                else {"document": held.record(self.mixture), "number": held.number, "fed": held.fed}
                 for held in self._held
             ],
         }
@@ -184,3 +201,10 @@ class _Held:
     windows: int
     fed: int = 0
     """Windows that were given out."""
+    _record: dict[str, Any] | None = None
+
+    def record(self, mixture: Mixture) -> dict[str, Any]:
+        """What finds the document again; made once, since a streamed one is packed for it."""
+        if self._record is None:
+            self._record = mixture.remember(self.drawn)
+        return self._record

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,9 @@ from longfocus.model.attach import attach
 from longfocus.model.default_model import BASE, FINE_TUNE, FOCUS, default_model_path
 from longfocus.model.default_model import NAME as DEFAULT
 from longfocus.model.weights import load_weights
+
+ADAPTER_NOTE = "longfocus.json"
+"""Beside an adapter: its base model and the options of the focused model."""
 
 
 def load(
@@ -46,6 +51,9 @@ def load(
     """
     from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
+    if (Path(path_or_id) / "adapter_config.json").is_file():
+        given = {"dtype": dtype, "device": device, "announce": announce, **options}
+        return _with_adapter(Path(path_or_id), config, given)
     path = resolve(path_or_id, announce)
     raw = raw_config(path)
     arguments: dict[str, Any] = {} if dtype is None else {"dtype": dtype}
@@ -73,6 +81,27 @@ def load(
     if options:
         chosen = FocusConfig.from_dict({**chosen.to_dict(), **options})
     return attach(model.eval(), chosen)
+
+
+def _with_adapter(folder: Path, config: FocusConfig | None, arguments: dict[str, Any]) -> Any:
+    """The base model of an adapter that `longfocus train` saved, with the adapter merged in."""
+    note = folder / ADAPTER_NOTE
+    if not note.is_file():
+        raise ModelNotFoundError(
+            f"{folder} is an adapter without {ADAPTER_NOTE}, which longfocus train writes; load its base model and use "
+            "peft.PeftModel.from_pretrained."
+        )
+    try:
+        from peft import PeftModel
+    except ImportError as error:
+        raise ModelNotFoundError(f"{folder} is an adapter; to load it: pip install peft") from error
+    about = json.loads(note.read_text("utf-8"))
+    if config is None and "longfocus" in about:
+        config = FocusConfig.from_dict(json.loads(about["longfocus"]))
+    model = load(about["base"], config, **arguments)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # peft 0.21 asks for an attribute's old name
+        return PeftModel.from_pretrained(model, folder).merge_and_unload().eval()
 
 
 def load_tokenizer(path_or_id: str | Path = DEFAULT) -> Any:

@@ -26,13 +26,13 @@ from longfocus.data.source_spec import SourceSpec
 from longfocus.errors import ConfigError
 
 Positive = Annotated[int, Field(ge=1)]
-Share01 = Annotated[float, Field(gt=0, le=1)]
+Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class _Part(BaseModel):
     """A section of a recipe."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
 class DocumentsMix(_Part):
@@ -105,7 +105,10 @@ class Crossbatch(_Part):
             raise ValueError(
                 f"stride: {self.stride} given, expected at most windows_per_step ({self.windows_per_step})"
             )
-        self.schedule(1000)  # impossible mixes and stages show now
+        after = [stage.after for stage in self.stages or []]
+        if self.stages is not None and (after[:1] != [0] or after != sorted(set(after))):
+            raise ValueError(f"stages: after {after} given, expected 0 first and then rising parts of the run")
+        self.schedule(1000)  # impossible mixes show now
         return self
 
     @property
@@ -118,7 +121,8 @@ class Crossbatch(_Part):
         if self.mix is not None:
             return constant(_mix(self.mix))
         if self.stages is not None:
-            return Switched([(round(stage.after * steps), _mix(stage.mix)) for stage in self.stages])
+            begins = {min(int(stage.after * steps), steps - 1): _mix(stage.mix) for stage in self.stages}
+            return Switched(sorted(begins.items()))  # in a short run the later of two stages that begin together
         if self.drawn is not None:
             return Drawn([_mix(spec) for spec in self.drawn])
         assert self.by_accuracy is not None
@@ -171,6 +175,14 @@ class Train(_Part):
     """Restrict further to parameters whose name contains one of these, for instance [q_proj, k_proj]."""
     lora: Lora | None = None
 
+    @model_validator(mode="after")
+    def _layers(self) -> Train:
+        if self.layers is not None and self.what in ("memory_attention", "all"):
+            raise ValueError(f"layers: given with what: {self.what}, which has its own; use what: attention or layers")
+        if self.what == "layers" and not self.layers:
+            raise ValueError("layers: missing; what: layers trains what is named there")
+        return self
+
 
 class RetrievalSource(_Part):
     """Made-up facts strewn in text and asked for later (`longfocus.data.retrieval_text`); synthetic."""
@@ -186,6 +198,14 @@ class RetrievalSource(_Part):
     chat: Annotated[float, Field(ge=0, le=1)] = 0.3
     spacing: tuple[Positive, Positive] = (20, 120)
     """Fewest and most words between facts."""
+
+    @model_validator(mode="after")
+    def _ranges(self) -> RetrievalSource:
+        for name in ("tokens", "spacing"):
+            low, high = getattr(self, name)
+            if low > high:
+                raise ValueError(f"{name}: [{low}, {high}] given, expected the smaller number first")
+        return self
 
 
 class TextSource(_Part):
@@ -228,7 +248,8 @@ class Data(_Part):
     separator: str = "\n\n"
     """Stands between joined documents."""
     strict: bool = False
-    """Refuse documents that do not fit a step whole, instead of reading them over several steps. No token is ever cut."""
+    """Refuse documents that are longer than what a place reads in a step, instead of reading them over several steps. (No
+    token is ever cut; shorter documents too may begin in one step and end in the next.)"""
     cache: str | None = None
     """Folder of tokenised sources. None: in the user's cache folder."""
 
@@ -253,7 +274,7 @@ class Optimizer(_Part):
     schedule: Literal["constant", "cosine", "linear"] = "constant"
     warmup_steps: Annotated[int, Field(ge=0)] = 0
     weight_decay: Annotated[float, Field(ge=0)] = 0.01
-    betas: tuple[Share01, Share01] = (0.9, 0.95)
+    betas: tuple[Beta, Beta] = (0.9, 0.95)
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
 
 

@@ -21,6 +21,7 @@ from longfocus.data.mixture import Mixture
 from longfocus.data.retrieval_text import RetrievalText
 from longfocus.data.streamed import StreamedSource
 from longfocus.data.token_cache import Progress, TokenizedSource, tokenize_source
+from longfocus.data.tokens import leading_ids
 from longfocus.data.windows import StepWindows, WindowStream
 from longfocus.errors import ConfigError
 from longfocus.training.recipes import Data, Recipe, RetrievalSource, TextSource
@@ -75,6 +76,7 @@ def open_mixture(
         minimum_tokens=[getattr(source, "minimum_tokens", 0) for source in data.sources],
         join_below=data.join_below,
         separator_ids=tokenizer(data.separator, add_special_tokens=False)["input_ids"],
+        leading_ids=leading_ids(tokenizer),  # as when a text is read into a memory
         rank=rank,
         world=world,
     )
@@ -122,6 +124,7 @@ class Batches(IterableDataset):
                 window=window,
                 windows_per_step=part.windows_per_step,
                 stride=part.stride_windows,
+                whole_documents=recipe.data.strict,
             )
         self.given = 0
         self._states: deque[tuple[int, dict[str, Any]]] = deque(maxlen=2 * recipe.run.gradient_accumulation + 64)

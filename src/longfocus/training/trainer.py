@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch.utils.data import DataLoader
-from transformers import PreTrainedModel, Trainer, TrainerState, TrainingArguments
+from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainerState, TrainingArguments
 
 from longfocus.crossbatch.context import CrossbatchContext, gather_rows
 from longfocus.crossbatch.plan import Rows, plan_contexts
@@ -52,17 +52,23 @@ class CrossbatchTrainer(Trainer):
         self.recipe, self.batches = recipe, batches
         self.schedule = recipe.crossbatch.schedule(args.max_steps) if recipe.crossbatch is not None else None
         self.model_accepts_loss_kwargs = True  # the loss is a sum over all tokens of a step, divided once
+        self.trained_tokens = 0
+        """Predicted tokens so far, of all processes; up to date at logs and checkpoints."""
         self._staging: Path | None = None
-        self._sums: defaultdict[str, float] = defaultdict(float)
+        self._sums: defaultdict[str, float] = defaultdict(float)  # of this process, since the last log
         self._counts: defaultdict[str, float] = defaultdict(float)
-        self._tokens_since = 0
-        self._since = time.monotonic()
+        self._targets = self._logged_tokens = 0
+        self._step_seen = [0.0, 0.0, 0.0]  # right, targets, micro-batches of the current step
+        self._since, self._since_step = time.monotonic(), 0
+        self._restored: dict[str, Any] = {}
+        self.add_callback(_GoOnLogging(self))
 
     # -- data --------------------------------------------------------------------------------------------
 
     def get_train_dataloader(self) -> DataLoader:
         """Batches as the stream makes them; each process has its own stream."""
-        return DataLoader(self.batches, batch_size=None, num_workers=0)
+        # a generator of its own: otherwise starting the loader moves the global one, and dropout after a resume differs
+        return DataLoader(self.batches, batch_size=None, num_workers=0, generator=torch.Generator())
 
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> Any:
         total = sum((batch["labels"] != -100).sum() for batch in batch_samples)
@@ -99,15 +105,25 @@ class CrossbatchTrainer(Trainer):
             )
             self._note(inputs, outputs, context)
         loss = outputs.loss
-        if not bool(torch.isfinite(loss)):
-            raise TrainingError(
-                f"The loss became {float(loss)} at step {self.state.global_step}. The newest checkpoint in "
-                f"{self.args.output_dir} is from before; go on from it with a smaller optimizer.lr."
-            )
-        self._tokens_since += int(lengths.sum())
+        self._check_finite("loss", loss)
+        self._targets += int((labels != -100).sum())
         if self.args.average_tokens_across_devices:
             loss = loss * self.accelerator.num_processes  # gradients are averaged over processes afterwards
         return (loss, outputs) if return_outputs else loss
+
+    def _check_finite(self, what: str, value: torch.Tensor) -> None:
+        if not bool(torch.isfinite(value)):
+            raise TrainingError(
+                f"The {what} became {float(value.detach())} after step {self.state.global_step}. Checkpoints in "
+                f"{self.args.output_dir} are from before. Start again with a smaller optimizer.lr, in another run.output or with "
+                "--fresh."
+            )
+
+    def _clip_grad_norm(self, model: Any) -> Any:
+        norm = super()._clip_grad_norm(model)
+        if norm is not None:
+            self._check_finite("gradient", torch.as_tensor(norm))
+        return norm
 
     def _context(self, inputs: dict[str, Any]) -> CrossbatchContext:
         assert self.recipe.crossbatch is not None and self.schedule is not None
@@ -128,38 +144,75 @@ class CrossbatchTrainer(Trainer):
         """Keep what will be logged; sums of this process since the last log."""
         windows = inputs["windows"].cpu()
         losses, targets = outputs.row_losses.cpu(), outputs.row_targets.cpu()
-        for first, last in WINDOW_BINS:
+        for bounds in WINDOW_BINS:
+            first, last = bounds
             chosen = (windows >= first) & (windows <= (last if last is not None else torch.inf))
-            name = f"loss_window_{first}" + ("" if last == first else "+" if last is None else f"-{last}")
-            self._add(name, float(losses[chosen].sum()), float(targets[chosen].sum()))
+            self._add(_bin_name(bounds), float(losses[chosen].sum()), float(targets[chosen].sum()))
         right, total = float(outputs.row_right.sum()), float(targets.sum())
         self._add("accuracy", right, total)
         self._add("additional_windows", context.additional_windows, 1)
         for layer, mass in context.mass.items():
             self._add(f"positive_mass_{layer}", mass.positive * mass.rows, mass.rows)
             self._add(f"additional_mass_{layer}", mass.additional * mass.rows_with_context, mass.rows_with_context)
-        if self.schedule is not None and total:
+        self._observe(right, total)
+
+    def _observe(self, right: float, total: float) -> None:
+        """Tell the schedule the accuracy of a whole step, of all processes."""
+        assert self.schedule is not None
+        self._step_seen = [old + new for old, new in zip(self._step_seen, (right, total, 1.0), strict=True)]
+        if self._step_seen[2] < self.args.gradient_accumulation_steps:
+            return
+        seen = torch.tensor(self._step_seen[:2], dtype=torch.float64 if self.args.use_cpu else torch.float32)
+        self._step_seen = [0.0, 0.0, 0.0]
+        right, total = self._over_processes(seen).tolist()
+        if total:
             self.schedule.observe(right / total)
+
+    def _over_processes(self, numbers: torch.Tensor) -> torch.Tensor:
+        """Their sum over all processes; all must call it."""
+        if self.args.world_size > 1:
+            numbers = numbers.to(self.args.device)
+            torch.distributed.all_reduce(numbers)
+        return numbers.cpu()
 
     def _add(self, name: str, value: float, weight: float) -> None:
         self._sums[name] += value
         self._counts[name] += weight
 
+    def _count_tokens(self) -> int:
+        """Move this process's targets into the total of all; the number that was added. All must call it."""
+        added = int(self._over_processes(torch.tensor([self._targets]))[0])
+        self.trained_tokens += added
+        self._targets = 0
+        return added
+
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """The ordinary log, with what was kept since the last one."""
+        """The ordinary log, with what was kept since the last one, of all processes."""
         if "loss" in logs:
-            for name, weight in self._counts.items():
+            names = self._names()
+            kept = torch.tensor([[self._sums[name], self._counts[name]] for name in names], dtype=torch.float32)
+            for name, (total, weight) in zip(names, self._over_processes(kept).tolist(), strict=True):
                 if weight:
-                    logs[name] = round(self._sums[name] / weight, 4)
-            now = time.monotonic()
-            logs["tokens_per_second"] = round(self._tokens_since / max(1e-9, now - self._since), 1)
-            logs["tokens"] = self.state.global_step * self.recipe.tokens_per_step(
-                self.batches.stream.window, self.args.world_size
-            )
+                    logs[name] = round(total / weight, 4)
+            before = self._logged_tokens
+            self._count_tokens()
+            seconds = max(1e-9, time.monotonic() - self._since)
+            logs["tokens"] = self.trained_tokens
+            logs["tokens_per_second"] = round((self.trained_tokens - before) / seconds, 1)
+            logs["seconds_per_step"] = round(seconds / max(1, self.state.global_step - self._since_step), 3)
+            self._logged_tokens = self.trained_tokens
+            self._since, self._since_step = time.monotonic(), self.state.global_step
             self._sums.clear()
             self._counts.clear()
-            self._tokens_since, self._since = 0, now
         super().log(logs, start_time)
+
+    def _names(self) -> list[str]:
+        """What may be kept, in an order that all processes share."""
+        if self.recipe.method == "long":
+            return []
+        layers = self.accelerator.unwrap_model(self.model).focus.config.layers
+        masses = [f"{kind}_mass_{layer}" for kind in ("positive", "additional") for layer in layers]
+        return [*map(_bin_name, WINDOW_BINS), "accuracy", "additional_windows", *masses]
 
     # -- checkpoints -------------------------------------------------------------------------------------
 
@@ -178,9 +231,18 @@ class CrossbatchTrainer(Trainer):
             super()._save_checkpoint(model, trial)
             made = self._staging / name
             made.mkdir(parents=True, exist_ok=True)
+            self._count_tokens()
             position = {
                 **self.batches.state_after(self.state.global_step * self.args.gradient_accumulation_steps),
                 "schedule": self.schedule.state_dict() if self.schedule is not None else {},
+                "log": {
+                    "sums": dict(self._sums),
+                    "counts": dict(self._counts),
+                    "loss": float(self._tr_loss),
+                    "last_logged": self._globalstep_last_logged,
+                    "tokens": self.trained_tokens,
+                    "logged_tokens": self._logged_tokens,
+                },
             }
             (made / POSITION.format(rank=self.args.process_index)).write_text(json.dumps(position), "utf-8")
             self._wait()
@@ -245,6 +307,31 @@ class CrossbatchTrainer(Trainer):
         self.batches.load_state_dict(position)
         if self.schedule is not None:
             self.schedule.load_state_dict(position["schedule"])
+        self._restored = position["log"]
+        self._sums.update(self._restored["sums"])
+        self._counts.update(self._restored["counts"])
+        self.trained_tokens, self._logged_tokens = self._restored["tokens"], self._restored["logged_tokens"]
+
+
+def _bin_name(bounds: tuple[int, int | None]) -> str:
+    first, last = bounds
+    return f"loss_window_{first}" + ("" if last == first else "+" if last is None else f"-{last}")
+
+
+class _GoOnLogging(TrainerCallback):
+    """Puts back what a resumed run had summed up since its last log; the trainer forgets it when it begins."""
+
+    def __init__(self, trainer: CrossbatchTrainer) -> None:
+        self.trainer = trainer
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """After the trainer has cleared it."""
+        trainer = self.trainer
+        trainer._since, trainer._since_step = time.monotonic(), state.global_step
+        kept = trainer._restored
+        if kept:
+            trainer._tr_loss = torch.tensor(kept["loss"], device=args.device)
+            trainer._globalstep_last_logged = kept["last_logged"]
 
 
 def checkpoints(output: Path) -> list[Path]:

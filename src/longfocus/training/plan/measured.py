@@ -43,7 +43,9 @@ def measure(recipe: Recipe, steps: int = 2) -> Measured:
     from transformers import TrainerCallback
     from transformers.trainer_utils import SaveStrategy
 
-    from longfocus.training.run import arguments, build_model, quiet
+    from longfocus.training.build import build_model
+    from longfocus.training.callbacks import quiet
+    from longfocus.training.run import arguments
     from longfocus.training.stream import Batches
     from longfocus.training.trainer import CrossbatchTrainer
 

@@ -102,7 +102,7 @@ def build_shape(recipe: Recipe, config: Path | str | None = None) -> Shape:
     from longfocus.model.attach import attach
     from longfocus.model.load import raw_config, resolve
     from longfocus.training import parts
-    from longfocus.training.run import with_lora
+    from longfocus.training.build import with_lora
 
     try:
         path = resolve(str(config) if config is not None else recipe.model)

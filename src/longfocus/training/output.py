@@ -1,0 +1,154 @@
+"""The folder of a run: begun, gone on with, finished. What is in it: docs/formats.md."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from longfocus.errors import ConfigError, TrainingError
+from longfocus.model.load import ADAPTER_NOTE
+from longfocus.model.weights import save_weights
+from longfocus.training import parts
+from longfocus.training.build import build_model
+from longfocus.training.recipes import Recipe
+from longfocus.training.trainer import WEIGHTS, CrossbatchTrainer, checkpoints
+
+RECIPE, LOG, RESULT = "recipe.yaml", "log.jsonl", "result.json"
+_MAY_CHANGE = (
+    "run.save_every",
+    "run.keep",
+    "run.log_every",
+    "run.report_to",
+    "run.push_to_hub",
+    "run.output",
+    "data.cache",
+)
+
+
+def prepare(output: Path, recipe: Recipe, fresh: bool, *, main: bool) -> Path | None:
+    """Make the folder, or find the checkpoint to go on from.
+
+    Args:
+        fresh: begin anew; what a run left there is removed.
+        main: this process writes; the others only look.
+
+    Raises:
+        ConfigError: the result would overwrite the model that is trained.
+        TrainingError: the folder belongs to another recipe, or cannot be written.
+    """
+    file = output / RECIPE
+    source, result = Path(recipe.model).absolute(), (output / "model").absolute()
+    if source == result or result in source.parents:
+        raise ConfigError(
+            f"run.output: {output} given, but the result would take the place of {source}, which is the model that is "
+            "trained. Name another folder."
+        )
+    try:
+        found = [] if fresh else checkpoints(output)
+        if file.is_file() and found:
+            changed = differences(Recipe.read(file).model_dump(), recipe.model_dump())
+            changed = [name for name in changed if not name.startswith(_MAY_CHANGE)]
+            if changed:
+                raise TrainingError(
+                    f"{output} holds a run with other settings ({', '.join(changed[:5])}). Name another run.output, "
+                    "or start anew with --fresh."
+                )
+        if main:
+            output.mkdir(parents=True, exist_ok=True)
+            if fresh:
+                for old in [*checkpoints(output), output / "model", output / "unfinished"]:
+                    shutil.rmtree(old, ignore_errors=True)
+                for name in (LOG, RESULT):
+                    (output / name).unlink(missing_ok=True)
+            write_whole(file, recipe.dump())
+    except OSError as error:
+        raise TrainingError(f"{output} cannot be written: {error.strerror or error}.") from error
+    return found[-1] if found else None
+
+
+def differences(one: Any, two: Any, name: str = "") -> list[str]:
+    """Dotted names of what differs between two recipes as plain data."""
+    if isinstance(one, dict) and isinstance(two, dict):
+        return [
+            found
+            for key in sorted({*one, *two})
+            for found in differences(one.get(key), two.get(key), f"{name}.{key}" if name else str(key))
+        ]
+    return [] if json.dumps(one, default=str) == json.dumps(two, default=str) else [name]
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file so that it is never seen, or left by a kill, half-written."""
+    unfinished = path.with_name(path.name + ".new")
+    with unfinished.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(unfinished, path)
+
+
+def save_result(trainer: CrossbatchTrainer, tokenizer: Any, recipe: Recipe, output: Path) -> Path:
+    """Write `model/`: an ordinary checkpoint, or the adapter where it is not to be merged. All processes call it.
+
+    Returns:
+        The folder.
+    """
+    folder, unfinished = output / "model", output / "model.unfinished"
+    model: Any = trainer.model
+    if trainer.is_fsdp_enabled:  # every process holds a part of the weights
+        trainer.save_model(str(unfinished))
+    if not trainer.args.should_save:
+        return folder
+    if not trainer.is_fsdp_enabled:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        _save_model(model, recipe, unfinished)
+    tokenizer.save_pretrained(unfinished)
+    shutil.rmtree(folder, ignore_errors=True)
+    os.replace(unfinished, folder)
+    return folder
+
+
+def _save_model(model: Any, recipe: Recipe, folder: Path) -> None:
+    lora = recipe.train.lora
+    if any(weight.dtype != torch.float32 for weight in model.parameters()):
+        trained = parts.trained_weights(model)
+        model = build_model(recipe)  # what was not trained, as it was
+        with torch.no_grad():
+            for name, weight in parts.trained_weights(model).items():
+                weight.copy_(trained[name])
+    focus = getattr(model, "focus", None)
+    about = {"base": recipe.model}
+    if focus is not None:
+        about["longfocus"] = json.dumps(focus.config.to_dict())
+    if lora is not None and lora.merge:
+        model = model.merge_and_unload()
+    weights = parts.trained_weights(model)
+    model.save_pretrained(folder)
+    if lora is not None and not lora.merge:
+        write_whole(folder / ADAPTER_NOTE, json.dumps(about) + "\n")
+    elif lora is None and recipe.train.what != "all":
+        save_weights(weights, folder / WEIGHTS, dtype=torch.bfloat16, about=about)
+
+
+def upload(folder: Path, repository: str) -> None:
+    """Put the result on the hub.
+
+    Raises:
+        TrainingError: the hub refuses or cannot be reached; the result stays where it is.
+    """
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError
+
+    try:
+        api = HfApi()
+        api.create_repo(repository, exist_ok=True)
+        api.upload_folder(folder_path=str(folder), repo_id=repository)
+    except (HfHubHTTPError, OSError, ValueError) as error:
+        raise TrainingError(
+            f"run.push_to_hub: {repository} could not be uploaded ({' '.join(str(error).split())[:200]}). The result is in {folder}."
+        ) from error
