@@ -216,6 +216,9 @@ class TextSource(_Part):
     share: Annotated[float, Field(gt=0)]
     minimum_tokens: Annotated[int, Field(ge=0)] = 0
     """Shorter documents are left out."""
+    pieces_of: Positive | None = None
+    """Longer documents are cut into pieces of at most so many tokens, each a document of its own, so that a short run sees
+    a bit of many. None: documents stay whole."""
     stream: bool = False
     """Tokenise while training, in the source's own order, instead of once into the cache."""
     paths: list[str] = []
@@ -230,12 +233,14 @@ class TextSource(_Part):
 
     def spec(self) -> SourceSpec:
         """Where the documents lie."""
-        values = self.model_dump(exclude={"share", "minimum_tokens", "stream"})
+        values = self.model_dump(exclude={"share", "minimum_tokens", "pieces_of", "stream"})
         return SourceSpec.from_dict(values)
 
     @model_validator(mode="after")
     def _check(self) -> TextSource:
         self.spec()
+        if self.stream and self.pieces_of is not None:
+            raise ValueError("pieces_of: given with stream; only tokenised sources are cut")
         return self
 
 

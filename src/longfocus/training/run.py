@@ -20,6 +20,7 @@ import transformers
 from transformers import TrainingArguments
 
 import longfocus
+from longfocus.data.pieces import Pieces
 from longfocus.data.token_cache import TokenizedSource
 from longfocus.errors import ConfigError
 from longfocus.model.load import load_tokenizer
@@ -130,13 +131,11 @@ def _tell_sources(batches: Batches, recipe: Recipe, announce: Announce) -> None:
     fits = stream.window * stream.windows_per_step
     for source, report in zip(stream.mixture.sources, stream.mixture.report(), strict=True):
         text = f"Source {report.name}: share {report.share_asked:.2f}"
-        if isinstance(source, TokenizedSource):
+        if isinstance(source, (TokenizedSource, Pieces)):
             lengths = source.lengths
             windows = int((-(-(lengths - 1) // stream.window)).sum())
             longer = int((lengths > fits).sum())
-            text += (
-                f", {source.documents:,} documents, {source.tokens:,} tokens, {windows:,} windows of {stream.window}"
-            )
+            text += f", {source.documents:,} {'pieces' if isinstance(source, Pieces) else 'documents'}, {source.tokens:,} tokens, {windows:,} windows of {stream.window}"
             text += f", {longer:,} documents longer than the {fits:,} tokens of a step" if longer else ""
         announce(text + (f", {report.skipped:,} left out as too short" if report.skipped else "") + ".")
     part = recipe.crossbatch

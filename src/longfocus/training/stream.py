@@ -18,6 +18,7 @@ import torch
 from torch.utils.data import IterableDataset
 
 from longfocus.data.mixture import Mixture
+from longfocus.data.pieces import Pieces
 from longfocus.data.retrieval_text import RetrievalText
 from longfocus.data.streamed import StreamedSource
 from longfocus.data.token_cache import Progress, TokenizedSource, tokenize_source
@@ -69,6 +70,9 @@ def open_mixture(
                 spacing=source.spacing,
                 name=source.name,
             )
+    for source in data.sources:
+        if isinstance(source, TextSource) and source.pieces_of is not None:
+            opened[source.name] = Pieces(opened[source.name], source.pieces_of)
     return Mixture(
         [opened[source.name] for source in data.sources],
         [source.share for source in data.sources],
