@@ -17,9 +17,13 @@ demo: $(VENV)/.demo  ## set up, then ask a question of the source code of an ins
 test: $(VENV)/.dev  ## set up, then run the tests
 	$(BIN)/python -m pytest -q -m "not slow"
 
-nightly: $(VENV)/.dev  ## all tests, the long ones too, and the benchmark
+nightly: $(VENV)/.dev  ## all tests, the long ones too, and the benchmarks (hours)
 	$(BIN)/python -m pytest -q
 	$(BIN)/python benchmarks/inference.py --out out/inference
+	$(BIN)/python benchmarks/crossbatch.py --out out/crossbatch
+	$(BIN)/python benchmarks/training_cost.py --out out/training_cost
+	$(BIN)/python benchmarks/passkey.py --lengths 8k,32k --prompts 50 --rows memory --read-span 8k --out out/passkey
+	$(BIN)/python benchmarks/perplexity.py --base default-base --read-span 8k --out out/perplexity
 
 check: lint types  ## what CI checks besides the tests
 

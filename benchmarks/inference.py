@@ -4,7 +4,7 @@
     python benchmarks/inference.py --sizes 2k,8k --repeats 3      # a few minutes
 
 For each size N of memory:
-    prefill     tokens/s of reading one more window (512 tokens) when N tokens are remembered
+    prefill     tokens/s of reading one more window when N tokens are remembered
     decode      ms per generated token when N tokens are remembered
     bytes       of keys and values per remembered token
     peak RSS    of a fresh process that reads N tokens into a memory and then generates, less that of the

@@ -8,6 +8,6 @@ longfocus=$(realpath "$bin/longfocus")
 repository=$("$bin/python" -c "import importlib.util, pathlib; print(pathlib.Path(importlib.util.find_spec('tqdm').origin).parent)")
 question=${1:-How does tqdm estimate the remaining time?}
 cd "$repository/.."
-options="--retrieval exact --k 8 --max-new-tokens 80"  # distracts a model that was not trained for memory less
+options="--max-new-tokens 80"
 echo "longfocus ask tqdm/*.py \"$question\" $options"
 exec "$longfocus" ask tqdm/*.py "$question" $options
