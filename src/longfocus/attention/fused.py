@@ -12,8 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longfocus.attention import reference
-
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 _SPLIT = 4  # a long key set met by few queries (generation) is cut so, that all threads share the work
 _SPLIT_QUERIES, _SPLIT_KEYS = 16, 1024
@@ -32,17 +30,62 @@ def _bias(mask: Tensor, groups: int, dtype: torch.dtype) -> Tensor:
     return bias.repeat(1, 1, groups, 1) if groups > 1 else bias
 
 
-def _split(query: Tensor, key: Tensor, value: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """(1, Hkv, T, D) over (1, Hkv, N, D), N a multiple of `_SPLIT`: equal pieces as rows of one call, then the merge.
+def _pieces(query: Tensor, key: Tensor, value: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """(1, Hkv, T, D) over (1, Hkv, N, D): results (P, Hkv, T, D) and lse (P, Hkv, T) of P equal pieces, P = `_SPLIT` or 1.
 
     The kernel gives each thread whole (row, head, block of queries) tasks, so one query of three heads leaves
-    threads idle; the pieces are views, nothing is copied.
+    threads idle; pieces are rows of one call, and views: nothing is copied.
     """
-    pieces = [part.unflatten(2, (_SPLIT, -1))[0].transpose(0, 1) for part in (key, value)]
+    keys = key.shape[2]
+    split = _SPLIT if query.shape[2] <= _SPLIT_QUERIES and keys >= _SPLIT_KEYS and keys % _SPLIT == 0 else 1
+    pieces = [part.unflatten(2, (split, -1))[0].transpose(0, 1) for part in (key, value)]
     out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-        query.expand(_SPLIT, -1, -1, -1), *pieces, 0.0, False, scale=scale
+        query.expand(split, -1, -1, -1), *pieces, 0.0, False, scale=scale
     )
-    return reference.merge([(out[i : i + 1], lse[i : i + 1]) for i in range(_SPLIT)])
+    return out, lse
+
+
+def _join(out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
+    """The merge of pieces (P, …) that are not empty: (1, …)."""
+    if out.shape[0] == 1:
+        return out, lse
+    shares = torch.softmax(lse, 0).to(out.dtype)
+    return (shares.unsqueeze(-1) * out).sum(0, keepdim=True), torch.logsumexp(lse, 0, keepdim=True)
+
+
+class StepPieces:
+    """Attention of few queries over many chunks, with one merge at the end.
+
+    For a generated token a merge costs as much as a thousand keys, so partial results, small as they are, wait.
+    """
+
+    def __init__(self, query: Tensor, scale: float) -> None:
+        """
+        Args:
+            query: (1, Hq, T, D).
+        """
+        self.query, self.scale = query, scale
+        self._outs: list[Tensor] = []
+        self._lses: list[Tensor] = []
+
+    @staticmethod
+    def fit(query: Tensor, key_heads: int) -> bool:
+        """Whether so few queries are better off this way; it has no derivative."""
+        few = query.shape[1] // key_heads * query.shape[2] <= _SPLIT_QUERIES
+        return few and not (torch.is_grad_enabled() and query.requires_grad)
+
+    def add(self, key: Tensor, value: Tensor) -> None:
+        """Attend to a chunk, key and value (1, Hkv, N, D) with N above 0."""
+        out, lse = _pieces(_group(self.query, key.shape[1]), key, value, self.scale)
+        self._outs.append(out)
+        self._lses.append(lse)
+
+    def join(self) -> tuple[Tensor, Tensor] | None:
+        """out (1, Hq, T, D), lse (1, Hq, T) over all chunks; None where there was none."""
+        if not self._outs:
+            return None
+        out, lse = _join(torch.cat(self._outs), torch.cat(self._lses))
+        return out.reshape(*self.query.shape[:3], -1), lse.reshape(self.query.shape[:3])
 
 
 def _forward(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
@@ -54,8 +97,8 @@ def _forward(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, sca
         mask = mask.expand(mask.shape[0], mask.shape[1], queries, keys)
         bias = _bias(mask, groups, query.dtype)
     folded = _group(query, key_heads)
-    if bias is None and rows == 1 and folded.shape[2] <= _SPLIT_QUERIES and keys >= _SPLIT_KEYS and keys % _SPLIT == 0:
-        out, lse = _split(folded, key, value, scale)
+    if bias is None and rows == 1:
+        out, lse = _join(*_pieces(folded, key, value, scale))
     else:
         out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
             folded, key, value, 0.0, False, attn_mask=bias, scale=scale

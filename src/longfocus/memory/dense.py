@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from longfocus.attention import attend, merge
+from longfocus.attention.fused import StepPieces
+from longfocus.attention.select import choose
 from longfocus.memory.contract import KVChunk
 
 
@@ -72,15 +74,26 @@ def attend_dense(
     folded = fold_rows(query)
 
     def parts() -> Iterator[tuple[Tensor, Tensor]]:
+        step = StepPieces(folded, scale)
         for chunk in chunks:
             keys, values = scratch.widen(chunk, query)
-            if keys.shape[0] == rows:
+            if (
+                keys.shape[0] == 1
+                and chunk.mask is None
+                and StepPieces.fit(folded, keys.shape[1])
+                and choose(folded, keys, values, softcap)[0] == "fused"
+            ):
+                step.add(keys, values)
+            elif keys.shape[0] == rows:
                 mask = None if chunk.mask is None else chunk.mask[:, None, None, :].to(query.device)
                 yield attend(query, keys, values, mask=mask, scale=scale, softcap=softcap)
             else:
                 assert keys.shape[0] == 1 and chunk.mask is None
                 out, lse = attend(folded, keys, values, scale=scale, softcap=softcap)
                 yield unfold_rows(out, rows), unfold_rows(lse, rows)
+        joined = step.join()
+        if joined is not None:
+            yield unfold_rows(joined[0], rows), unfold_rows(joined[1], rows)
 
     found = parts()
     first = next(found, None)
