@@ -1,6 +1,6 @@
 """A run's log as a picture: loss, the first window against later ones, attention mass by memory layer.
 
-    python benchmarks/training_log.py out/smollm2-135m --out docs/measured/training.png
+python benchmarks/training_log.py out/smollm2-135m --out docs/measured/training.png
 """
 
 from __future__ import annotations
