@@ -44,9 +44,13 @@ def test_every_page_that_the_readme_links_to_exists() -> None:
 
 
 def test_every_command_line_option_in_the_readme_exists() -> None:
-    options = set(re.findall(r"(--[a-z][a-z-]+)", README.read_text("utf-8"))) - {
-        "--no-deps",
-        "--repeats",
-    }  # of pip and of the benchmarks
+    text = README.read_text("utf-8")
     page = (README.parent / "docs/cli.md").read_text("utf-8")
-    assert [option for option in sorted(options) if option not in page] == []
+    options = set(re.findall(r"(--[a-z][a-z-]+)", text)) - {"--no-deps"}  # of pip
+    benchmarks = "".join(path.read_text("utf-8") for path in (README.parent / "benchmarks").glob("*.py"))
+    assert [option for option in sorted(options) if option not in page and f'"{option}"' not in benchmarks] == []
+    for program, given in re.findall(r"`python (benchmarks/\w+\.py)((?: [^`]*)?)`", text):
+        source = (README.parent / program).read_text("utf-8") + (README.parent / "benchmarks/common.py").read_text(
+            "utf-8"
+        )
+        assert [option for option in re.findall(r"--[a-z][a-z-]+", given) if f'"{option}"' not in source] == [], program

@@ -234,16 +234,17 @@ def test_windows_of_the_previous_step_cost_but_count_once(recipe: Path) -> None:
     ("schedule", "mean", "most"),
     [
         ("crossbatch.mix=local", 0.0, 0.0),
-        ("crossbatch.mix={shares: [[1.0, 0, 3]]}", 3.0, 3.0),
+        # 3 places of 4 windows; a row sees windows of others before it in the order: 0, 1, 2 | 2, 3, 4 | 4, 5, 6 | 6, 7, 8
+        ("crossbatch.mix={shares: [[1.0, 0, 3]]}", 29 / 12, 29 / 12),
         ("crossbatch.mix={shares: [[1.0, 1, 0]]}", 0.75, 0.75),  # the first of four windows has none before it
-        ("crossbatch.mix={shares: [[1.0, 0, 99]]}", 8.0, 8.0),  # the batch has no more
-        ("crossbatch.drawn=[local, {shares: [[1.0, 0, 4]]}]", 2.0, 4.0),
+        ("crossbatch.mix={shares: [[1.0, 0, 99]]}", 4.0, 4.0),  # the batch has no more
+        ("crossbatch.drawn=[local, {shares: [[1.0, 0, 4]]}]", 1.5, 3.0),
         (
             "crossbatch.stages=[{after: 0.0, mix: {shares: [[1.0, 0, 1]]}}, {after: 0.9, mix: {shares: [[1.0, 0, 8]]}}]",
-            1.7,
-            8.0,
+            0.9 * 11 / 12 + 0.1 * 4.0,
+            4.0,
         ),
-        ("crossbatch.by_accuracy=[local, 0.98, {shares: [[1.0, 0, 4]]}]", 4.0, 4.0),
+        ("crossbatch.by_accuracy=[local, 0.98, {shares: [[1.0, 0, 4]]}]", 3.0, 3.0),
     ],
 )
 def test_additional_windows_over_a_run(recipe: Path, schedule: str, mean: float, most: float) -> None:

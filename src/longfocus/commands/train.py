@@ -17,7 +17,7 @@ EPILOG = """Examples:
 
   longfocus train recipes/smollm2-135m.yaml --set run.output=runs/mine --set optimizer.lr=5e-4
 
-  longfocus train recipes/smollm2-135m.yaml --check          (validate only)
+  longfocus train recipes/smollm2-135m.yaml --check
 
   torchrun --nproc-per-node 2 -m longfocus.cli train recipes/smollm2-135m.yaml --set crossbatch.across_processes=true
 
