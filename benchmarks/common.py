@@ -140,6 +140,18 @@ def wilson(right: int, total: int) -> tuple[float, float]:
     return max(0.0, middle - half), min(1.0, middle + half)
 
 
+def here() -> dict[str, Any]:
+    """The machine, versions and date of a result."""
+    return {
+        "threads": torch.get_num_threads(),
+        "machine": platform.processor() or platform.machine(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "longfocus": longfocus.__version__,
+        "date": time.strftime("%Y-%m-%d"),
+    }
+
+
 def about(arguments: argparse.Namespace, focused: Any) -> dict[str, Any]:
     """What a result depends on: all settings, and versions."""
     settings = {name: str(value) if isinstance(value, Path) else value for name, value in vars(arguments).items()}
@@ -151,12 +163,7 @@ def about(arguments: argparse.Namespace, focused: Any) -> dict[str, Any]:
         "model_dtype": str(focused.dtype).removeprefix("torch."),
         "focus": focused.focus.config.to_dict(),
         "device": str(focused.focus.device),
-        "threads": torch.get_num_threads(),
-        "machine": platform.processor() or platform.machine(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "longfocus": longfocus.__version__,
-        "date": time.strftime("%Y-%m-%d"),
+        **here(),
     }
 
 

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import statistics
 import subprocess
 import sys
@@ -28,14 +27,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from common import DTYPES, figure, markdown, note, write_json  # before torch, so that waiting threads do not spin
+from common import DTYPES, figure, here, markdown, note, write_json  # before torch, so that waiting threads do not spin
 
 # isort: split
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-import longfocus
 from longfocus.crossbatch.attend import Table, attend_rows
 
 VARIANTS = ("crossbatch", "naive", "local")
@@ -291,11 +289,7 @@ def main() -> None:
             for name, value in vars(arguments).items()
             if name != "memory_of"
         },
-        "threads": torch.get_num_threads(),
-        "machine": platform.processor() or platform.machine(),
-        "torch": torch.__version__,
-        "longfocus": longfocus.__version__,
-        "date": time.strftime("%Y-%m-%d"),
+        **here(),
     }
     arguments.out.mkdir(parents=True, exist_ok=True)
     write_json(arguments.out / "results.json", {"about": about, "results": results, "targets": reached})

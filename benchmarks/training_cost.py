@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import statistics
 import sys
 import time
@@ -32,7 +31,6 @@ import common  # before torch, so that waiting threads do not spin
 # isort: split
 import numpy as np
 import torch
-import transformers
 
 import longfocus
 from longfocus.crossbatch.context import CrossbatchContext
@@ -206,12 +204,7 @@ def main() -> None:
         "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
         "settings": {name: str(value) if isinstance(value, Path) else value for name, value in vars(arguments).items()},
         "trained_weights": bench.trained,
-        "threads": torch.get_num_threads(),
-        "machine": platform.processor() or platform.machine(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "longfocus": longfocus.__version__,
-        "date": time.strftime("%Y-%m-%d"),
+        **common.here(),
     }
     arguments.out.mkdir(parents=True, exist_ok=True)
     common.write_json(arguments.out / "results.json", {"about": about, "results": results, "targets": reached})

@@ -7,12 +7,11 @@ model (the number of layers, its longest window) are checked in `resolve`, which
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from longfocus.errors import ConfigError
+from longfocus.errors import ConfigError, did_you_mean
 
 Positions = Literal["first", "none", "absolute"]
 Retrieval = Literal["dense", "exact"]
@@ -167,8 +166,7 @@ class FocusConfig:
         known = [field.name for field in dataclasses.fields(cls)]
         for key in data:
             if key not in known:
-                near = difflib.get_close_matches(key, known, n=1)
-                hint = f" Did you mean {near[0]!r}?" if near else ""
+                hint = did_you_mean(key, known)
                 raise ConfigError(f"{key!r} is not an option of FocusConfig.{hint} Known: {', '.join(known)}.")
         values = dict(data)
         layers = values.get("memory_layers")

@@ -19,6 +19,9 @@ Programmers' mistakes inside the package are `assert`s, not members of this tree
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Sequence
+
 
 class LongfocusError(Exception):
     """Base of every error that is meant for a user."""
@@ -70,3 +73,9 @@ class MemoryLockedError(MemoryStoreError):
 
 class MemoryWriteError(MemoryStoreError):
     """The disk refused a write; what was committed before is intact."""
+
+
+def did_you_mean(name: str, known: Sequence[str]) -> str:
+    """The hint after an unknown name, for a name that is nearly a known one; else nothing."""
+    near = difflib.get_close_matches(name, known, n=1)
+    return f" Did you mean {near[0]!r}?" if near else ""

@@ -1,7 +1,6 @@
-"""Joining partial results as they come, so that a chunked memory never holds a large stack of them.
+"""Joining partial results one at a time, so that a chunked memory holds two partial results and never a stack.
 
-`merge` folds the definition in `reference.merge` over any number of parts; the result is the same. Small parts (those
-of a generated token) are gathered and joined together, since each join is a dozen small operations.
+`merge` folds the definition in `reference.merge` over any number of parts; the result is the same.
 """
 
 from __future__ import annotations
@@ -13,8 +12,6 @@ from torch import Tensor
 
 from longfocus.attention import reference
 
-_GATHERED_NUMBERS = 1 << 18  # numbers of `out` that wait to be joined at once
-
 
 def merge(parts: Iterable[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     """(out, lse) over the union of the parts' key sets.
@@ -25,12 +22,9 @@ def merge(parts: Iterable[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     Raises:
         ValueError: there is no part.
     """
-    waiting: list[tuple[Tensor, Tensor]] = []
+    joined: tuple[Tensor, Tensor] | None = None
     for part in parts:
-        waiting.append(part)
-        if len(waiting) > 1 and len(waiting) * part[0].numel() > _GATHERED_NUMBERS:
-            waiting = [reference.merge(waiting)]
-    joined = None if not waiting else waiting[0] if len(waiting) == 1 else reference.merge(waiting)
+        joined = part if joined is None else reference.merge((joined, part))
     if joined is None:
         raise ValueError(
             "merge: no part given; an empty memory contributes a part with lse = -inf, or none beside others."

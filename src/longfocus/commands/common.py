@@ -106,8 +106,12 @@ def focus_options(**given: Any) -> dict[str, Any]:
     return options
 
 
-def load_model(source: str, options: dict[str, Any], threads: int | None) -> tuple[Any, Any]:
-    """(model, tokenizer), without the chatter of the libraries."""
+def settle(threads: int | None) -> None:
+    """Silence the libraries' chatter and set the number of CPU threads.
+
+    Raises:
+        ConfigError: no thread is left.
+    """
     import torch
     import transformers
 
@@ -117,6 +121,11 @@ def load_model(source: str, options: dict[str, Any], threads: int | None) -> tup
         if threads < 1:
             raise ConfigError(f"--threads: {threads} given, expected 1 or more.")
         torch.set_num_threads(threads)
+
+
+def load_model(source: str, options: dict[str, Any], threads: int | None) -> tuple[Any, Any]:
+    """(model, tokenizer), without the chatter of the libraries."""
+    settle(threads)
     from longfocus.model.load import load, load_tokenizer
 
     return load(source, announce=note, **options), load_tokenizer(source)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from longfocus.commands.common import Threads, note
+from longfocus.commands.common import Threads, note, settle
 
 if TYPE_CHECKING:
     from longfocus.training.plan import Measured, Plan
@@ -58,13 +58,7 @@ def plan(
     from longfocus.training.recipes import Recipe
 
     checked = Recipe.read(recipe, changes or [])
-    import torch
-    import transformers
-
-    transformers.utils.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
-    if threads is not None:
-        torch.set_num_threads(threads)
+    settle(threads)
     from longfocus.training.plan import measure
     from longfocus.training.plan import plan as make
 

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from longfocus.commands.common import Threads, note
+from longfocus.commands.common import Threads, note, settle
 
 EPILOG = """Examples:
 
@@ -43,17 +43,10 @@ def train(
     if check:
         print(checked.dump(), end="")
         return
-    import torch
-
+    settle(threads)
     from longfocus.commands.progress import tokenising
     from longfocus.training.run import run
 
-    if threads is not None:
-        torch.set_num_threads(threads)
-    import transformers
-
-    transformers.utils.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
     main = int(os.environ.get("RANK", 0)) == 0
     with tokenising() as progress:
         result = run(

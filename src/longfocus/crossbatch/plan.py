@@ -135,7 +135,8 @@ def plan_contexts(rows: Rows, mix: Mix, *, choice: Choice = "next", generator: n
         raise ConfigError(f"negatives: {choice!r} given, expected one of {', '.join(CHOICES)}.")
     check_mix(mix)
     parts = _parts(rows.places, mix, generator)
-    order = _order(rows.places, generator)
+    offsets = _offsets(rows.places)
+    order = _order(rows.places, offsets, generator)
     positives: list[list[int]] = []
     negatives: list[list[int]] = []
     hard = np.zeros(len(rows), dtype=np.int64)
@@ -147,7 +148,7 @@ def plan_contexts(rows: Rows, mix: Mix, *, choice: Choice = "next", generator: n
             hard[row] = count
             negatives.append([])
         else:
-            negatives.append(_negatives(rows, row, count, choice, order, generator))
+            negatives.append(_negatives(rows, row, count, choice, offsets, order, generator))
     return Contexts(_padded(positives), _padded(negatives), hard, order)
 
 
@@ -170,14 +171,20 @@ def _positives(rows: Rows, row: int, count: int) -> list[int]:
     return earlier[np.argsort(-rows.windows[earlier], kind="stable")][:count].tolist()
 
 
-def _order(places: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+def _order(places: np.ndarray, offsets: np.ndarray, generator: np.random.Generator) -> np.ndarray:
     """By position inside the place, and among equals by a drawn order of the places."""
     names, index = np.unique(places, return_inverse=True)
-    return _offsets(places) * len(names) + generator.permutation(len(names))[index]
+    return offsets * len(names) + generator.permutation(len(names))[index]
 
 
 def _negatives(
-    rows: Rows, row: int, count: int, choice: Choice, order: np.ndarray, generator: np.random.Generator
+    rows: Rows,
+    row: int,
+    count: int,
+    choice: Choice,
+    offsets: np.ndarray,
+    order: np.ndarray,
+    generator: np.random.Generator,
 ) -> list[int]:
     """One window of each other document in turn, then a second of each, and so on."""
     if not count:
@@ -187,7 +194,6 @@ def _negatives(
         others = generator.permutation(others)
     else:  # documents of the next places first; of each the window that stands where the row's own last one stands
         ahead = (rows.places[others] - rows.places[row]) % (rows.places.max() + 1)
-        offsets = _offsets(rows.places)
         apart = np.abs(offsets[others] - (offsets[row] - 1))
         others = others[np.lexsort((others, apart, ahead))]
     return list(_in_turn(others.tolist(), rows.documents))[:count]

@@ -11,7 +11,6 @@ A path may be `package:NAME`, the folder of an installed Python package: real te
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import importlib.util
 import os
 from collections.abc import Iterator, Mapping
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from longfocus.data.documents import SKIPPED_FOLDERS
-from longfocus.errors import ConfigError, InputError
+from longfocus.errors import ConfigError, InputError, did_you_mean
 
 Kind = Literal["text", "jsonl", "parquet", "code", "hub"]
 PACKAGE = "package:"
@@ -92,8 +91,7 @@ class SourceSpec:
         known = [field.name for field in dataclasses.fields(cls)]
         for key in data:
             if key not in known:
-                near = difflib.get_close_matches(key, known, n=1)
-                hint = f" Did you mean {near[0]!r}?" if near else ""
+                hint = did_you_mean(key, known)
                 raise ConfigError(f"{key!r} is not an option of a source.{hint} Known: {', '.join(known)}.")
         if "name" not in data:
             raise ConfigError("name: missing; every source needs a short name.")

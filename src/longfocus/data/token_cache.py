@@ -196,7 +196,7 @@ def _make_entry(
         if entry.exists():  # without a manifest: whatever it is, it is no entry
             shutil.rmtree(entry)
         os.replace(unfinished, entry)
-        _sync_folder(entry.parent)
+        sync_folder(entry.parent)
     except BaseException:
         shutil.rmtree(unfinished, ignore_errors=True)
         raise
@@ -323,7 +323,7 @@ def _write_synced(path: Path, data: bytes) -> None:
         os.fsync(file.fileno())
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

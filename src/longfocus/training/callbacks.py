@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,8 @@ import torch
 from transformers import TrainerCallback
 from transformers.trainer_callback import PrinterCallback
 
+from longfocus.training.build import Announce
 from longfocus.training.output import write_whole
-
-Announce = Callable[[str], None]
 
 
 def quiet(trainer: Any) -> None:

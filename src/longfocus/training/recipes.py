@@ -8,7 +8,6 @@ This module imports neither torch nor transformers.
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -23,7 +22,7 @@ from longfocus.config import FocusConfig
 from longfocus.crossbatch.plan import NAMED_MIXES, Choice, Mix, Share, check_mix, documents
 from longfocus.crossbatch.schedules import ByAccuracy, Drawn, Schedule, Switched, constant
 from longfocus.data.source_spec import SourceSpec
-from longfocus.errors import ConfigError
+from longfocus.errors import ConfigError, did_you_mean
 
 Positive = Annotated[int, Field(ge=1)]
 Beta = Annotated[float, Field(ge=0, lt=1)]
@@ -453,8 +452,7 @@ def _explain(item: Any, root: type[BaseModel]) -> str:
     kind = item["type"]
     if kind == "extra_forbidden":
         known = _known_keys(root, item["loc"][:-1])
-        near = difflib.get_close_matches(str(item["loc"][-1]), known, n=1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
+        hint = did_you_mean(str(item["loc"][-1]), known)
         return f"{place} is not a key here.{hint}" + (f" Known: {', '.join(known)}" if known else "")
     if kind == "missing":
         return f"{place} is missing"

@@ -25,6 +25,7 @@ from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainerState
 
 from longfocus.crossbatch.context import CrossbatchContext, gather_rows
 from longfocus.crossbatch.plan import Rows, plan_contexts
+from longfocus.data.token_cache import sync_folder
 from longfocus.errors import TrainingError
 from longfocus.model.weights import load_weights, save_weights
 from longfocus.training import parts
@@ -250,7 +251,7 @@ class CrossbatchTrainer(Trainer):
                 _sync(made)
                 shutil.rmtree(output / name, ignore_errors=True)
                 os.replace(made, output / name)
-                _sync_folder(output)
+                sync_folder(output)
                 shutil.rmtree(self._staging, ignore_errors=True)
                 for old in checkpoints(output)[: -(self.args.save_total_limit or 1_000_000)]:
                     shutil.rmtree(old, ignore_errors=True)
@@ -345,12 +346,4 @@ def _sync(folder: Path) -> None:
         if path.is_file():
             with path.open("rb") as file:
                 os.fsync(file.fileno())
-    _sync_folder(folder)
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    sync_folder(folder)
