@@ -8,6 +8,8 @@
     ├── InputError                 a text cannot be read: missing, empty, binary, unknown encoding, no permission
     ├── PromptTooLongError         the question does not fit the local window
     ├── TrainingError              a run cannot begin, go on or be resumed
+    ├── EvaluationError            an evaluation cannot begin or be resumed
+    │   └── EndpointError          a model behind an endpoint cannot be reached, or refuses
     └── MemoryStoreError           a saved memory cannot be used
         ├── MemoryFormatError      truncated, corrupted, foreign or newer than this version
         ├── MemoryMismatchError    made by another model, other layers, another window or dtype
@@ -53,6 +55,14 @@ class PromptTooLongError(LongfocusError, ValueError):
 
 class TrainingError(LongfocusError, RuntimeError):
     """A training run cannot begin, go on or be resumed; its checkpoints are as they were."""
+
+
+class EvaluationError(LongfocusError, RuntimeError):
+    """An evaluation cannot begin, go on or be resumed; what it measured before is as it was."""
+
+
+class EndpointError(EvaluationError):
+    """A model behind an OpenAI-compatible endpoint cannot be reached, or refuses."""
 
 
 class MemoryStoreError(LongfocusError):

@@ -8,4 +8,6 @@ COMMANDS = {
     "train": "longfocus.commands.train:train",
     "plan": "longfocus.commands.plan:plan",
     "suggest-layers": "longfocus.commands.suggest_layers:suggest_layers",
+    "eval": "longfocus.commands.eval:evaluate",
+    "report": "longfocus.commands.report:report",
 }

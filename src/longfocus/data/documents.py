@@ -49,6 +49,11 @@ class Source:
     """Character at which each page began, filled while a PDF is read."""
     _spool: Any = None
 
+    @classmethod
+    def of_text(cls, name: str, text: str) -> Source:
+        """A document that is at hand as text."""
+        return cls(name, "text", _spool=io.BytesIO(text.encode("utf-8")))
+
     @property
     def size_bytes(self) -> int | None:
         """Bytes to read, for the progress bar; None where unknown."""

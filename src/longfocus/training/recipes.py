@@ -8,13 +8,10 @@ This module imports neither torch nor transformers.
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import pydantic
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -22,7 +19,8 @@ from longfocus.config import FocusConfig
 from longfocus.crossbatch.plan import NAMED_MIXES, Choice, Mix, Share, check_mix, documents
 from longfocus.crossbatch.schedules import ByAccuracy, Drawn, Schedule, Switched, constant
 from longfocus.data.source_spec import SourceSpec
-from longfocus.errors import ConfigError, did_you_mean
+from longfocus.errors import ConfigError
+from longfocus.settings import apply_change, load_yaml, validated
 
 Positive = Annotated[int, Field(ge=1)]
 Beta = Annotated[float, Field(ge=0, lt=1)]
@@ -371,7 +369,7 @@ class Recipe(_Part):
         """
         path = Path(path)
         try:
-            raw = _load(path.read_text("utf-8"))
+            raw = load_yaml(path.read_text("utf-8"))
         except OSError as error:
             raise ConfigError(f"recipe {path}: {error.strerror}. Give the path of a YAML file.") from error
         except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -379,7 +377,7 @@ class Recipe(_Part):
         if not isinstance(raw, dict):
             raise ConfigError(f"recipe {path}: expected keys and values (model:, data:, …).")
         for change in changes:
-            _apply(raw, change)
+            apply_change(raw, change)
         return cls.check(raw, str(path))
 
     @classmethod
@@ -389,99 +387,8 @@ class Recipe(_Part):
         Raises:
             ConfigError: names every wrong key and what is allowed there.
         """
-        try:
-            return cls.model_validate_json(json.dumps(raw, default=str))  # JSON, where lists stand for tuples
-        except pydantic.ValidationError as error:
-            raise ConfigError(f"{where}: " + "; ".join(_explain(item, cls) for item in _telling(error))) from None
+        return validated(cls, raw, where)
 
     def dump(self) -> str:
         """YAML of everything, defaults included; `read` gives an equal recipe."""
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
-
-
-class _Loader(yaml.SafeLoader):
-    """Plain data, and 1e-3 is a number (YAML 1.1 wants 1.0e-3)."""
-
-
-_Loader.add_implicit_resolver(  # type: ignore[no-untyped-call]
-    "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
-)
-
-
-def _load(text: str) -> Any:
-    return yaml.load(text, Loader=_Loader)
-
-
-def _apply(raw: dict[str, Any], change: str) -> None:
-    """Set `a.b.0.c=value` in plain data; the value is YAML."""
-    key, equals, text = change.partition("=")
-    if not equals or not key:
-        raise ConfigError(f"--set {change!r} given, expected key=value, for instance run.steps=20.")
-    *path, last = key.split(".")
-    at: Any = raw
-    for name in path:
-        at = at[_index(at, name, change)] if isinstance(at, list) else at.setdefault(name, {})
-        if not isinstance(at, (dict, list)):
-            raise ConfigError(f"--set {change!r}: {name} is not a section.")
-    try:
-        value = _load(text)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"--set {change!r}: the value is not YAML: {' '.join(str(error).split())}") from error
-    if isinstance(at, list):
-        at[_index(at, last, change)] = value
-    else:
-        at[last] = value
-
-
-def _index(items: list[Any], name: str, change: str) -> int:
-    """Position in a list, by number or by an item's `name`."""
-    for number, item in enumerate(items):
-        if str(number) == name or (isinstance(item, dict) and item.get("name") == name):
-            return number
-    raise ConfigError(f"--set {change!r}: no item {name} in a list of {len(items)}.")
-
-
-def _telling(error: pydantic.ValidationError) -> list[Any]:
-    """The errors that say something: of a choice between forms, those of the form that came nearest."""
-    items = error.errors(include_url=False)
-    return items[:6]
-
-
-def _explain(item: Any, root: type[BaseModel]) -> str:
-    place = ".".join(str(part) for part in item["loc"]) or "recipe"
-    kind = item["type"]
-    if kind == "extra_forbidden":
-        known = _known_keys(root, item["loc"][:-1])
-        hint = did_you_mean(str(item["loc"][-1]), known)
-        return f"{place} is not a key here.{hint}" + (f" Known: {', '.join(known)}" if known else "")
-    if kind == "missing":
-        return f"{place} is missing"
-    message = item["msg"].removeprefix("Value error, ")
-    return (
-        f"{place}: {item['input']!r} given; {message[:1].lower() + message[1:]}"
-        if kind != "value_error"
-        else f"{place}: {message}"
-    )
-
-
-def _known_keys(root: type[BaseModel], path: Sequence[str | int]) -> list[str]:
-    """Keys of the section at a path."""
-    at: Any = root
-    for part in path:
-        fields = getattr(at, "model_fields", None)
-        if fields is not None and part in fields:
-            at = fields[str(part)].annotation
-        at = _section(at, part)
-    return list(getattr(at, "model_fields", {}))
-
-
-def _section(annotation: Any, part: str | int) -> Any:
-    """The section class inside an annotation such as `Crossbatch | None` or a list of sections."""
-    arguments = getattr(annotation, "__args__", ())
-    if not arguments:
-        return annotation
-    sections = [
-        inner for inner in (_section(argument, part) for argument in arguments) if hasattr(inner, "model_fields")
-    ]
-    named = [section for section in sections if section.__name__ == part]
-    return (named or sections or [annotation])[0]

@@ -1,0 +1,176 @@
+"""Settings that people write (recipes, `--set key=value`): read as YAML, checked by pydantic, and every mistake told in
+words that name the key and what is allowed there. Neither torch nor transformers is imported.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, TypeVar
+
+import pydantic
+import yaml
+from pydantic import BaseModel, BeforeValidator, Field
+
+from longfocus.errors import ConfigError, did_you_mean
+
+Settings = TypeVar("Settings", bound=BaseModel)
+
+# -- sizes -------------------------------------------------------------------------------------------------
+
+
+def size_of(text: str | int) -> int:
+    """Tokens: `8k` is 8,192, `1M` is 1,048,576.
+
+    Raises:
+        ConfigError: no size.
+    """
+    if isinstance(text, int):
+        return text
+    found = re.fullmatch(r"(\d[\d_]*(?:\.\d+)?)([kKmM]?)", text.strip())
+    if not found:
+        raise ConfigError(f"{text!r} given, expected a size in tokens such as 4096, 8k or 1M.")
+    return round(float(found[1]) * {"": 1, "k": 1024, "m": 1024 * 1024}[found[2].lower()])
+
+
+def sizes_of(text: str) -> list[int]:
+    """Comma-separated sizes, without repeats, in order.
+
+    Raises:
+        ConfigError: one is no size.
+    """
+    return sorted({size_of(part) for part in text.split(",")})
+
+
+def size_name(tokens: int) -> str:
+    """The inverse of `size_of`, for tables and axes."""
+    if tokens and tokens % (1 << 20) == 0:
+        return f"{tokens >> 20}M"
+    return f"{tokens >> 10}k" if tokens and tokens % 1024 == 0 else f"{tokens:,}"
+
+
+def _sizes(value: Any) -> Any:
+    if isinstance(value, str):
+        return sizes_of(value)
+    return sorted({size_of(part) for part in value}) if isinstance(value, list) else value
+
+
+Size = Annotated[int, BeforeValidator(size_of), Field(ge=1)]
+"""A field that takes 8192 or "8k"."""
+Sizes = Annotated[list[Annotated[int, Field(ge=1)]], BeforeValidator(_sizes), Field(min_length=1)]
+"""A field that takes [2048, 8192], ["2k", "8k"] or "2k,8k"."""
+
+# -- checking ----------------------------------------------------------------------------------------------
+
+
+def validated(kind: type[Settings], raw: Mapping[str, Any], where: str) -> Settings:
+    """Plain data as a checked settings object.
+
+    Args:
+        where: what the message begins with.
+
+    Raises:
+        ConfigError: names every wrong key and what is allowed there.
+    """
+    try:
+        return kind.model_validate_json(json.dumps(raw, default=str))  # JSON, where lists stand for tuples
+    except pydantic.ValidationError as error:
+        raise ConfigError(f"{where}: " + "; ".join(_explain(item, kind) for item in _telling(error))) from None
+
+
+class _Loader(yaml.SafeLoader):
+    """Plain data, and 1e-3 is a number (YAML 1.1 wants 1.0e-3)."""
+
+
+_Loader.add_implicit_resolver(  # type: ignore[no-untyped-call]
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
+)
+
+
+def load_yaml(text: str) -> Any:
+    """Plain data.
+
+    Raises:
+        yaml.YAMLError: it is not YAML.
+    """
+    return yaml.load(text, Loader=_Loader)
+
+
+def apply_change(raw: dict[str, Any], change: str) -> None:
+    """Set `a.b.0.c=value` in plain data; the value is YAML.
+
+    Raises:
+        ConfigError: no such place, or not YAML.
+    """
+    key, equals, text = change.partition("=")
+    if not equals or not key:
+        raise ConfigError(f"--set {change!r} given, expected key=value, for instance run.steps=20.")
+    *path, last = key.split(".")
+    at: Any = raw
+    for name in path:
+        at = at[_index(at, name, change)] if isinstance(at, list) else at.setdefault(name, {})
+        if not isinstance(at, (dict, list)):
+            raise ConfigError(f"--set {change!r}: {name} is not a section.")
+    try:
+        value = load_yaml(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"--set {change!r}: the value is not YAML: {' '.join(str(error).split())}") from error
+    if isinstance(at, list):
+        at[_index(at, last, change)] = value
+    else:
+        at[last] = value
+
+
+def _index(items: list[Any], name: str, change: str) -> int:
+    """Position in a list, by number or by an item's `name`."""
+    for number, item in enumerate(items):
+        if str(number) == name or (isinstance(item, dict) and item.get("name") == name):
+            return number
+    raise ConfigError(f"--set {change!r}: no item {name} in a list of {len(items)}.")
+
+
+def _telling(error: pydantic.ValidationError) -> list[Any]:
+    """The errors that say something: of a choice between forms, those of the form that came nearest."""
+    items = error.errors(include_url=False)
+    return items[:6]
+
+
+def _explain(item: Any, root: type[BaseModel]) -> str:
+    place = ".".join(str(part) for part in item["loc"]) or "recipe"
+    kind = item["type"]
+    if kind == "extra_forbidden":
+        known = _known_keys(root, item["loc"][:-1])
+        hint = did_you_mean(str(item["loc"][-1]), known)
+        return f"{place} is not a key here.{hint}" + (f" Known: {', '.join(known)}" if known else "")
+    if kind == "missing":
+        return f"{place} is missing"
+    message = item["msg"].removeprefix("Value error, ")
+    return (
+        f"{place}: {item['input']!r} given; {message[:1].lower() + message[1:]}"
+        if kind != "value_error"
+        else f"{place}: {message}"
+    )
+
+
+def _known_keys(root: type[BaseModel], path: Sequence[str | int]) -> list[str]:
+    """Keys of the section at a path."""
+    at: Any = root
+    for part in path:
+        fields = getattr(at, "model_fields", None)
+        if fields is not None and part in fields:
+            at = fields[str(part)].annotation
+        at = _section(at, part)
+    return list(getattr(at, "model_fields", {}))
+
+
+def _section(annotation: Any, part: str | int) -> Any:
+    """The section class inside an annotation such as `Crossbatch | None` or a list of sections."""
+    arguments = getattr(annotation, "__args__", ())
+    if not arguments:
+        return annotation
+    sections = [
+        inner for inner in (_section(argument, part) for argument in arguments) if hasattr(inner, "model_fields")
+    ]
+    named = [section for section in sections if section.__name__ == part]
+    return (named or sections or [annotation])[0]

@@ -1,0 +1,57 @@
+"""One evaluation a file. This table imports nothing heavy; a task's module is imported when it is asked for."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from longfocus.errors import ConfigError, did_you_mean
+
+if TYPE_CHECKING:
+    from longfocus.tasks.contract import Task
+
+TASKS = {
+    "passkey": "longfocus.tasks.passkey:Passkey",
+}
+"""Name -> module:class, in the order of `longfocus eval --list`."""
+
+
+def find_task(name: str) -> type[Task]:
+    """The class of a task, by its name or by a Python file of one's own that holds `TASK = TheClass`.
+
+    Raises:
+        ConfigError: no such task, or the file holds none.
+    """
+    if name in TASKS:
+        module, _, attribute = TASKS[name].partition(":")
+        found: type[Task] = getattr(import_module(module), attribute)
+        return found
+    if name.endswith(".py"):
+        return _from_file(Path(name))
+    raise ConfigError(
+        f"{name} is not a task.{did_you_mean(name, list(TASKS))} Known: {', '.join(TASKS)}; or give a Python file."
+    )
+
+
+def _from_file(path: Path) -> type[Task]:
+    from longfocus.tasks.contract import Task
+
+    if not path.is_file():
+        raise ConfigError(f"{path} is not there; give a known task or a Python file with TASK = TheClass.")
+    specification = importlib.util.spec_from_file_location(f"longfocus_task_{path.stem}", path)
+    assert specification is not None and specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    sys.modules[specification.name] = module
+    try:
+        specification.loader.exec_module(module)
+    except Exception as error:
+        raise ConfigError(f"{path} cannot be loaded: {type(error).__name__}: {error}") from error
+    found = getattr(module, "TASK", None)
+    if not (isinstance(found, type) and issubclass(found, Task)):
+        raise ConfigError(
+            f"{path} holds no task; at its end write TASK = TheClass, a subclass of longfocus.tasks.contract.Task."
+        )
+    return found
