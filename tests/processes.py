@@ -156,6 +156,8 @@ def _serve() -> None:
         "longfocus.answering",
         "longfocus.model.reading",
         "longfocus.training.run",
+        "longfocus.subjects.open",
+        "longfocus.evaluation.run",
     ):
         importlib.import_module(module)
     importlib.import_module("transformers.models.llama.modeling_llama")

@@ -57,8 +57,10 @@ def _options(
 
 for _name, _target in COMMANDS.items():
     _module, _function = _target.split(":")
-    _command = getattr(import_module(_module), _function)
-    app.command(_name, epilog=import_module(_module).EPILOG)(_command)
+    _found = import_module(_module)
+    app.command(_name, epilog=_found.EPILOG, context_settings=getattr(_found, "CONTEXT", None))(
+        getattr(_found, _function)
+    )
 
 
 def main() -> None:

@@ -9,6 +9,7 @@
     ├── PromptTooLongError         the question does not fit the local window
     ├── TrainingError              a run cannot begin, go on or be resumed
     ├── EvaluationError            an evaluation cannot begin or be resumed
+    │   ├── UnsuitableError        this task cannot be measured on this model, or at none of these lengths
     │   └── EndpointError          a model behind an endpoint cannot be reached, or refuses
     └── MemoryStoreError           a saved memory cannot be used
         ├── MemoryFormatError      truncated, corrupted, foreign or newer than this version
@@ -59,6 +60,10 @@ class TrainingError(LongfocusError, RuntimeError):
 
 class EvaluationError(LongfocusError, RuntimeError):
     """An evaluation cannot begin, go on or be resumed; what it measured before is as it was."""
+
+
+class UnsuitableError(EvaluationError):
+    """A task needs what the model cannot do, or all its points are too long for it; `eval all` leaves it out."""
 
 
 class EndpointError(EvaluationError):

@@ -20,15 +20,15 @@ Settings = TypeVar("Settings", bound=BaseModel)
 # -- sizes -------------------------------------------------------------------------------------------------
 
 
-def size_of(text: str | int) -> int:
-    """Tokens: `8k` is 8,192, `1M` is 1,048,576.
+def size_of(text: Any) -> int:
+    """Tokens: `8k` is 8,192, `1M` is 1,048,576; numbers as they are.
 
     Raises:
         ConfigError: no size.
     """
-    if isinstance(text, int):
+    if isinstance(text, int) and not isinstance(text, bool):
         return text
-    found = re.fullmatch(r"(\d[\d_]*(?:\.\d+)?)([kKmM]?)", text.strip())
+    found = re.fullmatch(r"([0-9][0-9_]*(?:\.[0-9]+)?)([kKmM]?)", text.strip()) if isinstance(text, str) else None
     if not found:
         raise ConfigError(f"{text!r} given, expected a size in tokens such as 4096, 8k or 1M.")
     return round(float(found[1]) * {"": 1, "k": 1024, "m": 1024 * 1024}[found[2].lower()])
@@ -44,7 +44,7 @@ def sizes_of(text: str) -> list[int]:
 
 
 def size_name(tokens: int) -> str:
-    """The inverse of `size_of`, for tables and axes."""
+    """As people read it, for tables and axes: 8k, 1M, 5,000."""
     if tokens and tokens % (1 << 20) == 0:
         return f"{tokens >> 20}M"
     return f"{tokens >> 10}k" if tokens and tokens % 1024 == 0 else f"{tokens:,}"
@@ -53,13 +53,15 @@ def size_name(tokens: int) -> str:
 def _sizes(value: Any) -> Any:
     if isinstance(value, str):
         return sizes_of(value)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return [value]
     return sorted({size_of(part) for part in value}) if isinstance(value, list) else value
 
 
 Size = Annotated[int, BeforeValidator(size_of), Field(ge=1)]
 """A field that takes 8192 or "8k"."""
 Sizes = Annotated[list[Annotated[int, Field(ge=1)]], BeforeValidator(_sizes), Field(min_length=1)]
-"""A field that takes [2048, 8192], ["2k", "8k"] or "2k,8k"."""
+"""A field that takes [2048, 8192], ["2k", "8k"], "2k,8k" or one size."""
 
 # -- checking ----------------------------------------------------------------------------------------------
 
@@ -137,8 +139,11 @@ def _telling(error: pydantic.ValidationError) -> list[Any]:
 
 
 def _explain(item: Any, root: type[BaseModel]) -> str:
-    place = ".".join(str(part) for part in item["loc"]) or "recipe"
+    place = ".".join(str(part) for part in item["loc"])
     kind = item["type"]
+    if not place and kind == "value_error":  # what a check of several keys together says
+        return str(item["msg"].removeprefix("Value error, "))
+    place = place or "all of it"
     if kind == "extra_forbidden":
         known = _known_keys(root, item["loc"][:-1])
         hint = did_you_mean(str(item["loc"][-1]), known)

@@ -10,4 +10,5 @@ COMMANDS = {
     "suggest-layers": "longfocus.commands.suggest_layers:suggest_layers",
     "eval": "longfocus.commands.eval:evaluate",
     "report": "longfocus.commands.report:report",
+    "lm-eval": "longfocus.commands.lm_eval:lm_eval",
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 import time
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from longfocus.commands import common
-from longfocus.errors import ConfigError
+from longfocus.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
     from longfocus.evaluation.record import Results
@@ -44,11 +45,18 @@ def evaluate(
         list[str] | None,
         typer.Argument(metavar="TASK...", help="Tasks by name, Python files with tasks of your own, or all."),
     ] = None,
-    list_tasks: Annotated[bool, typer.Option("--list", help="List the tasks and their options, and exit.")] = False,
+    list_tasks: Annotated[
+        bool, typer.Option("--list", help="List the tasks (all, or those named) and their options, and exit.")
+    ] = False,
     model: Annotated[
-        str,
-        typer.Option("--model", "-m", metavar="PATH|ID", help="Model folder, hub id, adapter, or name at an endpoint."),
-    ] = "default",
+        str | None,
+        typer.Option(
+            "--model",
+            "-m",
+            metavar="PATH|ID",
+            help="Model folder, hub id, adapter, or name at an endpoint.  [default: default]",
+        ),
+    ] = None,
     plain: Annotated[
         bool, typer.Option("--plain", help="Full attention, as transformers alone runs it, instead of a memory.")
     ] = False,
@@ -110,12 +118,17 @@ def evaluate(
         str | None, typer.Option("--longest", metavar="TOKENS", help="Tokens that the endpoint's model takes.")
     ] = None,
     tokenizer: Annotated[
-        str,
-        typer.Option("--tokenizer", metavar="PATH|ID", help="Model whose tokenizer measures prompts for an endpoint."),
-    ] = "default",
+        str | None,
+        typer.Option(
+            "--tokenizer",
+            metavar="PATH|ID",
+            help="Model whose tokenizer measures prompts for an endpoint.  [default: default]",
+        ),
+    ] = None,
     timeout: Annotated[
-        float, typer.Option("--timeout", metavar="S", help="Seconds for one answer of an endpoint.")
-    ] = 600,
+        float | None,
+        typer.Option("--timeout", metavar="S", min=0.1, help="Seconds for one answer of an endpoint.  [default: 600]"),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of tables.")] = False,
     threads: common.Threads = None,
 ) -> None:
@@ -126,24 +139,34 @@ def evaluate(
     from longfocus import tasks as known
 
     if list_tasks:
-        _list(as_json)
+        named = [] if not tasks or "all" in tasks else tasks
+        _list([known.find_task(task) for task in named or known.TASKS], as_json)
         return
-    wanted = _wanted(tasks or [], list(known.TASKS))
-    classes = [known.find_task(task) for task in wanted]
-    from longfocus.tasks.texts import Texts
-
-    texts = Texts(data, _pairs(own_texts or []))
-    made = _make(classes, texts, lengths, samples, seed, quick, changes or [])
+    every = "all" in (tasks or [])
+    classes = [known.find_task(task) for task in _wanted(tasks or [], list(known.TASKS))]
     focus = common.focus_options(
         memory_layers=layers, window=window, retrieval=retrieval, k=k, memory_dtype=memory_dtype, read_span=read_span
     )
-    subject = _open(
-        model, plain, name, dtype, device, focus, threads,
-        endpoint=endpoint, chat=chat, longest=longest, tokenizer=tokenizer, timeout=timeout,
-    )  # fmt: skip
-    folder = out or Path("eval") / re.sub(r"[^\w.=-]+", "-", subject.name).strip("-")
-    found = _run(made, subject, folder, fresh, skip=bool(tasks) and "all" in (tasks or []))
+    local = {name: value for name, value in {"dtype": dtype, "device": device}.items() if value is not None}
+    remote = {"chat": chat or None, "longest": longest, "tokenizer": tokenizer, "timeout": timeout}
+    _check_model(model, endpoint, plain, {**local, **focus}, remote)
+    kind = "an endpoint" if endpoint else "a plain model" if plain else "a model with a memory"
+    classes = _able(classes, kind, skip=every)
+    texts = _texts(data, own_texts or [])
+    made = _make(classes, texts, lengths, samples, seed, quick, changes or [], every)
+    common.settle(threads)
+    if endpoint is not None:
+        subject = _open_endpoint(endpoint, str(model), name, remote)
+    else:
+        from longfocus.subjects.open import open_local
+
+        options = {**local, **({} if plain else {**common.CLI_DEFAULTS, **focus})}
+        subject = open_local(model or "default", plain=plain, name=name, announce=common.note, **options)
+    folder = out or Path("eval") / (re.sub(r"[^\w.=-]+", "-", subject.name).strip("-.") or "model")
+    found = _run(made, subject, folder, fresh, skip=every)
     _show(found, folder, as_json)
+    for part in texts.unused:
+        common.note(f"No task asked for the text {part!r}: --text had no effect there.")
     if any(result.stopped for result in found):
         raise typer.Exit(130)
 
@@ -156,14 +179,70 @@ def _wanted(given: Sequence[str], known: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(name for task in given for name in (known if task == "all" else [task])))
 
 
-def _pairs(given: Sequence[str]) -> dict[str, str]:
+def _check_model(
+    model: str | None, endpoint: str | None, plain: bool, local: dict[str, Any], remote: dict[str, Any]
+) -> None:
+    """Options that do not go together, before anything is loaded."""
+    from longfocus.config import MEMORY_DTYPES, FocusConfig
+
+    given_remote = [f"--{name}" for name, value in remote.items() if value is not None]
+    given_local = [f"--{name.replace('_', '-')}" for name in local]
+    if endpoint is None:
+        if given_remote:
+            raise ConfigError(f"{', '.join(given_remote)}: for a model behind an endpoint; give --endpoint too.")
+        if plain and (focus := [name for name in given_local if name not in ("--dtype", "--device")]):
+            raise ConfigError(f"{', '.join(focus)}: a plain model has no memory; leave --plain or these options out.")
+        if local.get("dtype") not in (None, *MEMORY_DTYPES):
+            raise ConfigError(f"--dtype: {local['dtype']!r} given, expected one of {', '.join(MEMORY_DTYPES)}.")
+        FocusConfig.from_dict({name: value for name, value in local.items() if name not in ("dtype", "device")})
+        return
+    if plain or given_local:
+        wrong = ["--plain"] * plain + given_local
+        raise ConfigError(f"--endpoint: the model runs elsewhere; leave {', '.join(wrong)} out.")
+    if model is None:
+        raise ConfigError("--endpoint: say with --model what the model is called there.")
+    if remote["longest"] is not None:
+        from longfocus.settings import size_of
+
+        try:
+            remote["longest"] = size_of(remote["longest"])
+        except ConfigError as error:
+            raise ConfigError(f"--longest: {error}") from None
+
+
+def _able(classes: Sequence[type[Task]], kind: str, *, skip: bool) -> list[type[Task]]:
+    """The tasks that such a model can be measured on. With `all`, the others are said and left out."""
+    from longfocus.errors import UnsuitableError
+    from longfocus.subjects.contract import WHY_NOT
+
+    able = {"an endpoint": ("complete",), "a plain model": ("complete", "losses")}.get(kind)
+    found = []
+    for task in classes:
+        if able is None or task.needs in able:
+            found.append(task)
+            continue
+        why = f"{task.name} cannot be measured on {kind}: {WHY_NOT[task.needs]}."
+        if not skip:
+            raise UnsuitableError(why)
+        common.note(f"Left out: {why}")
+    return found
+
+
+def _texts(data: Path | None, own: Sequence[str]) -> Texts:
+    from longfocus.errors import InputError
+    from longfocus.tasks.texts import Texts
+
+    if data is not None and not data.is_dir():
+        raise InputError(f"--data: {data} is not a folder; give the one that holds the sets, see docs/evaluate.md.")
     pairs = {}
-    for text in given:
+    for text in own:
         name, equals, path = text.partition("=")
         if not equals or not name or not path:
             raise ConfigError(f"--text {text!r} given, expected NAME=PATH, for instance books=novel.txt.")
+        if not Path(path).exists():
+            raise InputError(f"--text {text}: {path} does not exist.")
         pairs[name] = path
-    return pairs
+    return Texts(data, pairs)
 
 
 def _make(
@@ -174,76 +253,62 @@ def _make(
     seed: int | None,
     quick: bool,
     changes: Sequence[str],
+    every: bool,
 ) -> list[Task]:
     """Tasks with their options; everything wrong shows here, before a model is loaded."""
-    from longfocus.settings import apply_change, validated
+    from longfocus.settings import apply_change, sizes_of, validated
 
-    by_name: dict[str, list[str]] = {}
     names = [task.name for task in classes]
+    twice = [name for name in dict.fromkeys(names) if names.count(name) > 1]
+    if twice:
+        raise ConfigError(f"Two tasks are named {twice[0]!r}; give each its own name, or its own command.")
+    by_name: dict[str, list[str]] = {}
     for change in changes:
-        task_name, dot, _ = change.partition("=")[0].partition(".")
-        if task_name not in names or not dot:
-            raise ConfigError(f"--set {change!r} given, expected TASK.KEY=VALUE with one of {', '.join(names)}.")
+        key, equals, _ = change.partition("=")
+        task_name, dot, rest = key.partition(".")
+        if task_name not in names or not dot or not rest or not equals:
+            hint = did_you_mean(task_name, names) if equals and rest else ""
+            raise ConfigError(f"--set {change!r} given, expected TASK.KEY=VALUE with one of {', '.join(names)}.{hint}")
         by_name.setdefault(task_name, []).append(change.removeprefix(f"{task_name}."))
+    given: dict[str, Any] = {"samples": samples, "seed": seed}
+    if lengths is not None:
+        try:
+            given["lengths"] = sizes_of(lengths)
+        except ConfigError as error:
+            raise ConfigError(f"--lengths: {error}") from None
     made = []
     for task in classes:
-        raw: dict[str, Any] = dict(task.quick) if quick else {}
-        fields = task.Options.model_fields
-        for key, value in (("lengths", lengths), ("samples", samples), ("seed", seed)):
-            if value is not None and key in fields:
+        raw: dict[str, Any] = copy.deepcopy(dict(task.quick)) if quick else {}
+        for key, value in given.items():
+            if value is None:
+                continue
+            if key in task.Options.model_fields:
                 raw[key] = value
+            elif not every:
+                common.note(f"{task.name} has no {key}: --{key} does not change it.")
         for change in by_name.get(task.name, []):
             apply_change(raw, change)
         made.append(task(validated(task.Options, raw, f"options of {task.name}"), texts))
     return made
 
 
-def _open(
-    model: str,
-    plain: bool,
-    name: str | None,
-    dtype: str | None,
-    device: str | None,
-    focus: dict[str, Any],
-    threads: int | None,
-    *,
-    endpoint: str | None,
-    chat: bool,
-    longest: str | None,
-    tokenizer: str,
-    timeout: float,
-) -> Completes:
-    from longfocus.subjects.open import open_endpoint, open_local
+def _open_endpoint(url: str, model: str, name: str | None, options: dict[str, Any]) -> Completes:
+    from longfocus.subjects.open import open_endpoint
 
-    common.settle(threads)
-    if endpoint is not None:
-        from longfocus.settings import size_of
-
-        if plain or focus or dtype or device:
-            raise ConfigError(
-                "--endpoint: the model runs elsewhere; leave --plain, memory options, --dtype and --device out."
-            )
-        limit = size_of(longest) if longest else None
-        return open_endpoint(
-            endpoint, model, tokenizer=tokenizer, name=name, chat=chat, longest=limit, timeout_s=timeout
-        )
-    if chat or longest:
-        raise ConfigError("--chat and --longest go with --endpoint.")
-    defaults = {} if plain else {**common.CLI_DEFAULTS, **focus}
-    return open_local(
+    return open_endpoint(
+        url,
         model,
-        plain=plain,
+        tokenizer=options["tokenizer"] or "default",
         name=name,
-        dtype=dtype,
-        device=device,
-        announce=common.note,
-        **(focus if plain else defaults),
+        chat=bool(options["chat"]),
+        longest=options["longest"],
+        timeout_s=options["timeout"] or 600.0,
     )
 
 
 def _run(made: Sequence[Task], subject: Completes, folder: Path, fresh: bool, *, skip: bool) -> list[Results]:
-    """Each task in turn. With `all`, one that this model or machine cannot do is said and left out."""
-    from longfocus.errors import EndpointError, EvaluationError, InputError
+    """Each task in turn. With `all`, one that does not fit this model, or whose texts are missing, is said and left out."""
+    from longfocus.errors import InputError, UnsuitableError, UnsupportedCallError
     from longfocus.evaluation.run import evaluate as measure
 
     found: list[Results] = []
@@ -252,8 +317,8 @@ def _run(made: Sequence[Task], subject: Completes, folder: Path, fresh: bool, *,
         with _Bar(task.name) as bar:
             try:
                 found.append(measure(task, subject, folder / task.name, fresh=fresh, step=bar.step))
-            except (EvaluationError, InputError) as error:
-                if not skip or isinstance(error, EndpointError):
+            except (UnsuitableError, UnsupportedCallError, InputError) as error:
+                if not skip:
                     raise
                 common.note(f"Left out: {error}")
                 continue
@@ -262,6 +327,8 @@ def _run(made: Sequence[Task], subject: Completes, folder: Path, fresh: bool, *,
         if found[-1].stopped:
             common.note(f"Stopped; what was measured is in {folder / task.name}, and the same command goes on.")
             break
+    if not found:
+        raise UnsuitableError("Nothing was measured: no task fits this model, these options and these texts.")
     return found
 
 
@@ -288,7 +355,7 @@ class _Bar:
         console = Console(stderr=True)
         self.name, self.terminal = name, console.is_terminal
         self.bar = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
             MofNCompleteColumn(),
             TimeRemainingColumn(compact=True),
@@ -318,10 +385,7 @@ class _Bar:
         return step
 
 
-def _list(as_json: bool) -> None:
-    from longfocus.tasks import TASKS, find_task
-
-    classes = [find_task(name) for name in TASKS]
+def _list(classes: Sequence[type[Task]], as_json: bool) -> None:
     if as_json:
         entries = [
             {
@@ -344,6 +408,7 @@ def _list(as_json: bool) -> None:
         print(
             f"{task.name}: {task.title} ({needs})\n    {(task.__doc__ or '').strip().splitlines()[0]}\n    {task.paper}"
         )
-        for key, option in task.Options.model_fields.items():
-            print(f"    --set {task.name}.{key}={json.dumps(option.default)}")
+        for key, value in task.Options().model_dump(mode="json").items():
+            meaning = " ".join((task.Options.model_fields[key].description or "").split())
+            print(f"    --set {task.name}.{key}={json.dumps(value)}" + (f"\n        {meaning}" if meaning else ""))
         print()

@@ -15,7 +15,8 @@ from longfocus.data.orders import FiniteSource
 class Pieces:
     """The same tokens as documents of at most so many tokens; nothing is copied.
 
-    Pieces of one document are of nearly equal length. Their ids say which they are: `pg1342[2/14]`.
+    All pieces of a document but its last have exactly so many tokens: with `minimum_tokens` of that number, every document
+    of a run fills whole steps. Their ids say which they are: `pg1342[2/14]`.
     """
 
     def __init__(self, source: FiniteSource, tokens: int) -> None:
@@ -28,7 +29,7 @@ class Pieces:
         self.digest = f"{getattr(source, 'digest', None)} in pieces of {tokens}"
         counts = -(-source.lengths // tokens)
         self._first = np.concatenate([[0], np.cumsum(counts)])
-        self._counts = counts
+        self._counts, self._tokens = counts, tokens
         self.documents = int(self._first[-1])
 
     @property
@@ -56,6 +57,6 @@ class Pieces:
         """(document, first token, end, number of the piece)."""
         assert 0 <= index < self.documents
         document = int(np.searchsorted(self._first, index, side="right")) - 1
-        number, count = index - int(self._first[document]), int(self._counts[document])
+        number = index - int(self._first[document])
         length = int(self.source.lengths[document])
-        return document, length * number // count, length * (number + 1) // count, number
+        return document, number * self._tokens, min(length, (number + 1) * self._tokens), number

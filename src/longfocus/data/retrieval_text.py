@@ -12,7 +12,7 @@ A document is a function of (seed, its number): nothing is stored, and a resumed
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -121,6 +121,8 @@ class RetrievalText:
         plain_hay: float = 0.4,
         chat: float = 0.3,
         spacing: tuple[int, int] = (20, 120),
+        far: float = 0.5,
+        lone: float = 0.1,
         name: str = "retrieval",
     ) -> None:
         """
@@ -132,44 +134,102 @@ class RetrievalText:
             plain_hay: part of the documents whose hay is a few plain sentences over and over.
             chat: part of the recalls that are a turn of chat, where the tokenizer has the chat's marks.
             spacing: fewest and most words of hay between two facts or recalls; drawn for each document.
+            far: part of the documents that state all their facts first and ask for each once, later on, so that only a
+                memory helps.
+            lone: part of the documents with one to three facts in much hay, asked for at the end. The others mix facts
+                and recalls from their beginning on, so that some recalls are near.
         """
         self.tokenizer, self.hay, self.seed, self.name = tokenizer, hay, seed, name
         self.shortest, self.longest = tokens
-        self.plain_hay, self.spacing = plain_hay, spacing
+        self.plain_hay, self.spacing, self.far, self.lone = plain_hay, spacing, far, lone
         known = tokenizer.get_added_vocab() if hasattr(tokenizer, "get_added_vocab") else {}
         self.chat = chat if "<|im_start|>" in known else 0.0
 
     def document(self, number: int) -> np.ndarray:
         """Token ids of one document, int64."""
-        rng = random.Random(f"{self.seed} {number}")
-        wanted = rng.randint(self.shortest, self.longest)
+        wanted = words = random.Random(f"{self.seed} {number}").randint(self.shortest, self.longest)
         ids: list[int] = []
-        text = self.text(rng, wanted)
-        ids = self.tokenizer(text, add_special_tokens=False)["input_ids"][:wanted]
+        for _ in range(12):  # words of one text make more tokens than those of another
+            text = self.text(random.Random(f"{self.seed} {number} text"), words)
+            ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+            if wanted <= len(ids) <= 1.08 * wanted:
+                break
+            words = max(1, words // 4, round(words * 1.04 * wanted / max(1, len(ids))))
+        while len(ids) < wanted:
+            words *= 2
+            text = self.text(random.Random(f"{self.seed} {number} text"), words)
+            ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        ids = ids[-wanted:]  # the recalls at the end stay
         return np.asarray(ids, dtype=np.int64)
 
     def text(self, rng: random.Random, tokens: int) -> str:
         """A document of about so many tokens, or somewhat more."""
         words_wanted = int(tokens * 0.85) + 50
         plain = self.hay is None or rng.random() < self.plain_hay
-        words = self._plain_words(rng, words_wanted) if plain else self._real_words(rng, words_wanted)
+        hay = self._plain_words(rng, words_wanted) if plain else self._real_words(rng, words_wanted)
+        form = rng.random()
+        if form < self.far:
+            parts = self._far(rng, hay)
+        elif form < self.far + self.lone:
+            parts = self._lone(rng, hay)
+        else:
+            parts = self._mixed(rng, hay)
+        return " ".join(parts).replace("<|im_end|>\n ", "<|im_end|>\n")
+
+    def _mixed(self, rng: random.Random, hay: list[str]) -> list[str]:
+        """Facts and recalls from the beginning on."""
         between = rng.randint(*self.spacing)
         bare_only = rng.random() < 0.2
         facts: list[Fact] = []
         parts: list[str] = []
-        at = 0
-        while at < len(words):
-            step = max(1, round(between * rng.uniform(0.4, 1.6)))
-            parts.append(" ".join(words[at : at + step]))
-            at += step
+        for stretch in self._stretches(rng, hay, between):
+            parts.append(stretch)
             telling = not facts or rng.random() < max(0.12, 0.9 - 0.12 * len(facts))
             if telling and (not bare_only or not facts):
-                fact = self._fact(rng, {(fact.thing, fact.who) for fact in facts}, bare_only)
-                facts.append(fact)
-                parts.append(fact.fill(rng.choice(_BARE_STATEMENTS if fact.who is None else _STATEMENTS)))
+                facts.append(self._fact(rng, facts, bare_only))
+                parts.append(self._statement(rng, facts[-1]))
             elif not bare_only or rng.random() < 0.5:
                 parts.append(self._recall(rng, rng.choice(facts)))
-        return " ".join(parts).replace("<|im_end|>\n ", "<|im_end|>\n")
+        return parts
+
+    def _far(self, rng: random.Random, hay: list[str]) -> list[str]:
+        """All facts in the first part, each asked for once in the second, in another order."""
+        cut = round(rng.uniform(0.4, 0.7) * len(hay))
+        facts: list[Fact] = []
+        parts: list[str] = []
+        for stretch in self._stretches(rng, hay[:cut], rng.randint(*self.spacing)):
+            facts.append(self._fact(rng, facts, bare=rng.random() < 0.1))
+            parts += [stretch, self._statement(rng, facts[-1])]
+        asked = rng.sample(facts, len(facts))
+        between = max(1, (len(hay) - cut) // max(1, len(asked)))
+        for number, stretch in enumerate(self._stretches(rng, hay[cut:], between)):
+            parts.append(stretch)
+            if number < len(asked):
+                parts.append(self._recall(rng, asked[number]))
+        return parts
+
+    def _lone(self, rng: random.Random, hay: list[str]) -> list[str]:
+        """One to three facts anywhere in the hay, all of them asked for at its end."""
+        facts: list[Fact] = []
+        for _ in range(rng.randint(1, 3)):
+            facts.append(self._fact(rng, facts, bare=rng.random() < 0.5))
+        at = sorted(rng.randrange(max(1, round(0.9 * len(hay)))) for _ in facts)
+        parts: list[str] = []
+        for fact, start, stop in zip(facts, [0, *at], at, strict=False):
+            parts += [" ".join(hay[start:stop]), self._statement(rng, fact)]
+        parts.append(" ".join(hay[at[-1] :]))
+        return parts + [self._recall(rng, fact) for fact in rng.sample(facts, len(facts))]
+
+    def _stretches(self, rng: random.Random, hay: list[str], between: int) -> Iterator[str]:
+        """The hay in pieces of about so many words."""
+        at = 0
+        while at < len(hay):
+            step = max(1, round(between * rng.uniform(0.4, 1.6)))
+            yield " ".join(hay[at : at + step])
+            at += step
+
+    def _statement(self, rng: random.Random, fact: Fact) -> str:
+        return fact.fill(rng.choice(_BARE_STATEMENTS if fact.who is None else _STATEMENTS))
 
     def _recall(self, rng: random.Random, fact: Fact) -> str:
         if fact.who is None:
@@ -179,7 +239,9 @@ class RetrievalText:
             return "\n" + fact.fill(rng.choice(_CHAT).replace("{answer}", answer.replace("{", "").replace("}", "")))
         return fact.fill(rng.choice(_RECALLS))
 
-    def _fact(self, rng: random.Random, taken: set[tuple[str, str | None]], bare: bool) -> Fact:
+    def _fact(self, rng: random.Random, others: Sequence[Fact], bare: bool) -> Fact:
+        """A fact about something that no other one is about."""
+        taken = {(fact.thing, fact.who) for fact in others}
         while True:
             thing = rng.choice(_THINGS)
             who = (

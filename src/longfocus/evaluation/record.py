@@ -2,27 +2,31 @@
 
 run.json         task, options, subject: what the samples depend on; written first, compared when it goes on
 samples.jsonl    one line a sample, appended and flushed as they come
-results.json     everything above, and the rows
-table.md, plot.png
+results.json     everything above, and the rows; written after each point
+table.md         the rows for people; plot.png is drawn at the end
+lock             held by the process that measures
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+
+import filelock
 
 from longfocus.errors import EvaluationError
 from longfocus.tasks.contract import Measure, Row, Sample
 from longfocus.tasks.statistics import Estimate
 
 RUN, SAMPLES, RESULTS, TABLE, PLOT = "run.json", "samples.jsonl", "results.json", "table.md", "plot.png"
+LOCK = "lock"
 FORMAT = 1
-_NOT_COMPARED = ("command", "date", "threads", "machine")
 
 
 @dataclass
@@ -70,7 +74,7 @@ class Results:
             data = json.loads(path.read_text("utf-8"))
         except OSError as error:
             raise EvaluationError(f"{path} cannot be read: {error.strerror}.") from error
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise EvaluationError(f"{path} is not JSON: {error}") from error
         if not isinstance(data, dict) or data.pop("format", None) != FORMAT:
             raise EvaluationError(f"{path} is not a results file of this version (format {FORMAT}).")
@@ -78,8 +82,8 @@ class Results:
             data["measures"] = [Measure(**measure) for measure in data["measures"]]
             data["rows"] = [_row(row) for row in data["rows"]]
             return cls(**data)
-        except (KeyError, TypeError) as error:
-            raise EvaluationError(f"{path} is damaged: {error}") from error
+        except (KeyError, TypeError, AttributeError) as error:
+            raise EvaluationError(f"{path} is damaged: {type(error).__name__}: {error}") from error
 
 
 def _row(data: Mapping[str, Any]) -> Row:
@@ -99,7 +103,7 @@ def _without_nan(data: Any) -> Any:
 
 
 class Recorder:
-    """The folder of one task's run, while it runs."""
+    """The folder of one task's run, while it runs; a context manager."""
 
     def __init__(self, folder: Path, results: Results, *, fresh: bool) -> None:
         """Begin, or go on where an earlier run with the same task, options and subject stopped.
@@ -108,13 +112,19 @@ class Recorder:
             fresh: remove an earlier run.
 
         Raises:
-            EvaluationError: the folder holds another run, or cannot be written.
+            EvaluationError: the folder holds another run, another process measures into it, or it cannot be written.
         """
         self.folder, self.results = folder, results
         self.samples: list[Sample] = []
+        self.added = 0
+        """Samples of this sitting."""
+        self.earlier: Results | None = None
+        """What earlier sittings came to."""
+        self._lock = filelock.FileLock(folder / LOCK)
         identity = {"format": FORMAT, "task": results.task, "options": results.options, "subject": results.subject}
         try:
             folder.mkdir(parents=True, exist_ok=True)
+            self._lock.acquire(blocking=False)
             run = folder / RUN
             if fresh:
                 for name in (SAMPLES, RESULTS, TABLE, PLOT, RUN):
@@ -125,25 +135,34 @@ class Recorder:
                 raise EvaluationError(f"{folder} holds samples of an unknown run; choose another --out, or --fresh.")
             else:
                 write_json(run, identity)
-            self._file = (folder / SAMPLES).open("a", encoding="utf-8")
+            # what UTF-8 cannot hold becomes an escape, which JSON reads back
+            self._file = (folder / SAMPLES).open("a", encoding="utf-8", errors="backslashreplace", newline="\n")
+        except filelock.Timeout:
+            raise EvaluationError(
+                f"{folder}: another process is measuring into it; wait for it, or choose another --out."
+            ) from None
         except (OSError, ValueError) as error:
-            if isinstance(error, EvaluationError):
-                raise
-            raise EvaluationError(f"{folder}: {error}; choose another --out, or --fresh to begin anew.") from error
+            self._lock.release()
+            said = error.strerror or error if isinstance(error, OSError) else error
+            raise EvaluationError(f"{folder}: {said}; choose another --out, or --fresh to begin anew.") from error
+        except BaseException:
+            self._lock.release()
+            raise
 
-    def _go_on(self, known: dict[str, Any], identity: dict[str, Any]) -> None:
+    def __enter__(self) -> Recorder:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _go_on(self, known: Any, identity: dict[str, Any]) -> None:
         wanted = json.loads(json.dumps(_without_nan(identity)))
-        differing = [
-            f"{part}.{name}" if isinstance(wanted[part], dict) else part
-            for part in wanted
-            for name in (_keys(known.get(part), wanted[part]) if isinstance(wanted[part], dict) else [""])
-            if (_get(known.get(part), name) if name else known.get(part))
-            != (wanted[part].get(name) if name else wanted[part])
-        ]
+        differing = [d for d in _differences(known, wanted) if not d.startswith("options.by_")]  # see TaskOptions
         if differing:
             raise EvaluationError(
-                f"{self.folder} holds a run with other settings ({', '.join(differing[:4])}); choose another --out, or "
-                "--fresh to begin anew."
+                f"{self.folder} holds a run with other settings: {'; '.join(differing[:4])}"
+                + ("; …" if len(differing) > 4 else "")
+                + ". Choose another --out, or --fresh to begin anew."
             )
         path = self.folder / SAMPLES
         if not path.exists():
@@ -153,41 +172,80 @@ class Recorder:
         if len(kept) != len(whole):
             with path.open("r+b") as file:
                 file.truncate(len(kept))
-        for number, line in enumerate(kept.decode("utf-8").splitlines(), 1):
+        for number, line in enumerate(kept.split(b"\n")[:-1], 1):
             try:
-                self.samples.append(Sample(**json.loads(line)))
-            except (ValueError, TypeError) as error:
-                raise EvaluationError(f"{path}, line {number}: {error}; --fresh begins anew.") from error
+                self.samples.append(_sample(line))
+            except (ValueError, TypeError, AttributeError, KeyError) as error:
+                raise EvaluationError(f"{path}, line {number} is damaged: {error}; --fresh begins anew.") from error
         if (self.folder / RESULTS).exists():
-            self.results.seconds = Results.read(self.folder).seconds
+            self.earlier = Results.read(self.folder)
+            self.results.seconds = self.earlier.seconds
 
     def add(self, sample: Sample) -> None:
-        """Keep a sample: on disk before the next one is measured."""
-        line = json.dumps(_without_nan(asdict(sample)), ensure_ascii=False)
-        self._file.write(line + "\n")
-        self._file.flush()
-        self.samples.append(Sample(**json.loads(line)))
+        """Keep a sample: in the file before the next one is measured.
 
-    def save(self) -> None:
-        """results.json as it stands now."""
-        write_json(self.folder / RESULTS, self.results.to_dict())
+        Raises:
+            EvaluationError: the disk refused it.
+        """
+        line = json.dumps(_without_nan(asdict(sample)), ensure_ascii=False)
+        try:
+            self._file.write(line + "\n")
+            self._file.flush()
+        except OSError as error:
+            raise EvaluationError(
+                f"{self.folder / SAMPLES} cannot be written: {error.strerror or error}. The samples before are there, and "
+                "the same command goes on."
+            ) from error
+        self.samples.append(_sample(line.encode("utf-8", "backslashreplace")))
+        self.added += 1
+
+    def save(self, table: str) -> None:
+        """results.json and table.md as they stand now.
+
+        Raises:
+            EvaluationError: the disk refused them.
+        """
+        try:
+            write_json(self.folder / RESULTS, self.results.to_dict())
+            write_whole(self.folder / TABLE, table + "\n")
+        except OSError as error:
+            raise EvaluationError(f"{self.folder} cannot be written: {error.strerror or error}.") from error
 
     def close(self) -> None:
         """No more samples."""
-        self._file.close()
+        with contextlib.suppress(OSError):  # what the disk refused was said already
+            self._file.close()
+        self._lock.release()
 
 
-def _keys(known: Any, wanted: dict[str, Any]) -> list[str]:
-    both = {**(known if isinstance(known, dict) else {}), **wanted}
-    return [name for name in both if name not in _NOT_COMPARED]
+def _sample(line: bytes) -> Sample:
+    """A line of samples.jsonl; null scores are nan."""
+    data = json.loads(line)
+    data["scores"] = {name: math.nan if score is None else score for name, score in data["scores"].items()}
+    return Sample(**data)
 
 
-def _get(known: Any, name: str) -> Any:
-    return known.get(name) if isinstance(known, dict) else None
+def _differences(known: Any, wanted: Any, place: str = "") -> Iterator[str]:
+    """What differs, as `options.samples (8 there, 50 now)`."""
+    if isinstance(known, dict) and isinstance(wanted, dict):
+        for name in {**known, **wanted}:
+            yield from _differences(known.get(name), wanted.get(name), f"{place}.{name}" if place else name)
+    elif known != wanted:
+        yield f"{place or 'all of it'} ({_short(known)} there, {_short(wanted)} now)"
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 60 else text[:59] + "…"
 
 
 def write_json(path: Path, data: Any) -> None:
+    """JSON for people and programs; nan is null."""
+    write_whole(path, json.dumps(_without_nan(data), indent=1, ensure_ascii=False) + "\n")
+
+
+def write_whole(path: Path, text: str) -> None:
     """Whole or not at all: a kill leaves the file as it was."""
     new = path.with_name(path.name + ".new")
-    new.write_text(json.dumps(_without_nan(data), indent=1, ensure_ascii=False) + "\n", "utf-8")
+    new.write_text(text, "utf-8", errors="backslashreplace", newline="\n")
     os.replace(new, path)

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from longfocus.errors import ConfigError, EvaluationError
+from longfocus.errors import ConfigError, EvaluationError, UnsuitableError, UnsupportedCallError
 from longfocus.evaluation.draw import figure
-from longfocus.evaluation.record import PLOT, TABLE, Recorder, Results
+from longfocus.evaluation.record import PLOT, Recorder, Results
 from longfocus.evaluation.tables import table
 from longfocus.plots import save
 from longfocus.subjects.contract import CAPABILITIES, WHY_NOT, Completes
@@ -36,19 +36,22 @@ def evaluate(task: Task, subject: Completes, folder: Path, *, fresh: bool = Fals
         The results; `stopped` after Ctrl-C, when what was measured is kept.
 
     Raises:
-        EvaluationError: the subject cannot do what the task needs, no point fits it, or the folder holds another run.
+        UnsuitableError: the subject cannot do what the task needs, or no point fits it.
+        EvaluationError: the folder holds another run, or cannot be written.
         InputError: a data set is missing.
     """
     check(task, subject)
     points = list(task.points(subject))
     fitting, refused = [], {}
     for point in points:
-        if subject.longest is not None and point.tokens is not None and point.tokens > subject.longest:
+        if point.refused is not None:
+            refused[point.key] = point.refused
+        elif subject.longest is not None and point.tokens is not None and point.tokens > subject.longest:
             refused[point.key] = f"{subject.name} takes {subject.longest:,} tokens, this needs {point.tokens:,}."
         else:
             fitting.append(point)
     if not fitting:
-        raise EvaluationError(
+        raise UnsuitableError(
             f"{task.name}: nothing fits. " + next(iter(refused.values()), "The options leave no point to measure.")
         )
     options = {**task.options.model_dump(mode="json"), **task.texts.about()}
@@ -65,48 +68,67 @@ def evaluate(task: Task, subject: Completes, folder: Path, *, fresh: bool = Fals
         refused=refused,
         about=_about(),
     )
-    recorder = Recorder(folder, results, fresh=fresh)
     total = sum(point.samples for point in fitting)
-    begun, before = time.monotonic(), results.seconds
-    try:
-        for point in fitting:
-            done = frozenset(sample.id for sample in recorder.samples if sample.values == point.values)
-            for sample in task.samples(subject, point, done):
-                recorder.add(sample)
-                if step is not None:
-                    step(point, len(recorder.samples), total)
-            _write(task, recorder, before + time.monotonic() - begun)
-    except KeyboardInterrupt:
-        results.stopped = True
-    except BaseException:
-        results.stopped = True
-        _write(task, recorder, before + time.monotonic() - begun)
-        raise
-    finally:
-        recorder.close()
-    _write(task, recorder, before + time.monotonic() - begun)
+    with Recorder(folder, results, fresh=fresh) as recorder:
+        begun, before = time.monotonic(), results.seconds
+
+        def write(*, picture: bool = False) -> None:
+            results.seconds = round(before + time.monotonic() - begun, 1)
+            _write(task, recorder, picture)
+
+        results.stopped = True  # until the end, whatever ends it
+        try:
+            for point in fitting:
+                done = frozenset(sample.id for sample in recorder.samples if point.covers(sample.values))
+                added = recorder.added
+                try:
+                    for sample in task.samples(subject, point, done):
+                        recorder.add(sample)
+                        if step is not None:
+                            step(point, len(recorder.samples), total)
+                except (UnsupportedCallError, torch.OutOfMemoryError) as error:
+                    refused[point.key] = " ".join(str(error).split())
+                if recorder.added != added:
+                    write()
+            results.stopped = False
+        except KeyboardInterrupt:
+            pass
+        except BaseException:
+            with contextlib.suppress(Exception):  # the first error is the one that tells
+                write()
+            raise
+        if not recorder.samples and not results.stopped:
+            raise UnsuitableError(
+                f"{task.name}: nothing fits. " + next(iter(refused.values()), "There are no examples.")
+            )
+        earlier = recorder.earlier
+        if not recorder.added and earlier is not None and not earlier.stopped and earlier.options == results.options:
+            results.about, before, begun = earlier.about, results.seconds, time.monotonic()
+        write(picture=True)
     return results
 
 
 def check(task: Task, subject: Completes) -> None:
     """
     Raises:
-        EvaluationError: the subject cannot do what the task needs.
+        UnsuitableError: the subject cannot do what the task needs.
     """
     if not isinstance(subject, CAPABILITIES[task.needs]):
-        raise EvaluationError(f"{task.name} cannot be measured on {subject.name}: {WHY_NOT[task.needs]}.")
+        raise UnsuitableError(f"{task.name} cannot be measured on {subject.name}: {WHY_NOT[task.needs]}.")
 
 
-def _write(task: Task, recorder: Recorder, seconds: float) -> None:
-    """Rows, table and plot of what is there."""
+def _write(task: Task, recorder: Recorder, picture: bool) -> None:
+    """Rows and table of what is there, and a plot."""
     results = recorder.results
-    results.seconds = round(seconds, 1)
     results.rows = task.rows(recorder.samples) if recorder.samples else []
-    recorder.save()
-    (recorder.folder / TABLE).write_text(table(results) + "\n", "utf-8")
-    if results.rows:
-        with contextlib.suppress(ConfigError):  # without matplotlib there is a table
+    recorder.save(table(results))
+    if picture and results.rows:
+        try:
             save(figure([results]), recorder.folder / PLOT)
+        except ConfigError:
+            pass  # without matplotlib there is a table
+        except OSError as error:
+            raise EvaluationError(f"{recorder.folder / PLOT} cannot be written: {error.strerror or error}.") from error
 
 
 def _about() -> dict[str, Any]:

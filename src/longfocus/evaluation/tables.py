@@ -15,7 +15,7 @@ from longfocus.tasks.statistics import Estimate
 def number(value: float) -> str:
     """Four digits that matter: 12,345; 1,234; 12.34; 0.00123."""
     if math.isnan(value):
-        return ""
+        return "nan"
     if abs(value) >= 1000:
         return f"{value:,.0f}"
     return f"{value:.4g}"
@@ -24,27 +24,42 @@ def number(value: float) -> str:
 def share(value: float) -> str:
     """In %, with tenths where they matter."""
     if math.isnan(value):
-        return ""
+        return "nan"
     percent = 100 * value
     return f"{percent:.3g}%" if 0 < percent < 10 else f"{percent:.1f}%".replace(".0%", "%")
 
 
-def cell(measure: Measure, estimate: Estimate | None, *, interval: bool = True) -> str:
-    """Value and 95% interval."""
-    if estimate is None or math.isnan(estimate.value):
+def cell(measure: Measure, estimate: Estimate | None) -> str:
+    """Value and 95% interval; empty where nothing was measured, nan where the model gave no number."""
+    if estimate is None:
         return ""
     show = share if measure.kind == "share" else number
     text = show(estimate.value)
-    if interval and not (math.isnan(estimate.low) or math.isnan(estimate.high)):
+    if not (math.isnan(estimate.low) or math.isnan(estimate.high)):
         low, high = show(estimate.low), show(estimate.high)
         text += f" ({low.removesuffix('%')} to {high})"
     return text
 
 
+def axis_value(value: Any) -> str:
+    """What a point varies, as text: 8k, 0.25, books."""
+    return short_number(value) if _is_number(value) else str(value)
+
+
+def note_value(value: Any) -> str:
+    """A further number of a row."""
+    if _is_number(value):
+        return f"{value:,}" if isinstance(value, int) else number(value)
+    return str(value)
+
+
 def markdown(header: Sequence[str], rows: Sequence[Sequence[str]], words: int = 1) -> str:
     """A table; the first columns are words, the others numbers."""
-    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * words + "---:|" * (len(header) - words)]
-    return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows])
+
+    def line(cells: Sequence[str]) -> str:
+        return "| " + " | ".join(" ".join(text.replace("|", "\\|").split()) for text in cells) + " |"
+
+    return "\n".join([line(header), "|" + "---|" * words + "---:|" * (len(header) - words), *map(line, rows)])
 
 
 def header_and_rows(results: Results) -> tuple[list[str], list[list[str]]]:
@@ -55,11 +70,11 @@ def header_and_rows(results: Results) -> tuple[list[str], list[list[str]]]:
     header = [*results.axes, *(m.name for m in seen), *(f"chance, {m.name}" for m in guessed[:1]), *notes, "samples"]
     rows = []
     for row in results.rows:
-        cells = [_value(row.values.get(axis, "")) for axis in results.axes]
+        cells = [axis_value(row.values.get(axis, "all")) for axis in results.axes]
         cells += [cell(m, row.estimates.get(m.name)) for m in seen]
         cells += [cell(m, _point(row.chance.get(m.name))) for m in guessed[:1]]
-        cells += [_value(row.notes.get(name, "")) for name in notes]
-        rows.append([*cells, f"{row.samples}"])
+        cells += [note_value(row.notes.get(name, "")) for name in notes]
+        rows.append([*cells, f"{row.samples:,}"])
     return header, rows
 
 
@@ -70,28 +85,39 @@ def table(results: Results) -> str:
     for point, why in results.refused.items():
         lines.append(f"\nNot measured: {point}: {why}")
     if results.stopped:
-        lines.append("\nStopped before its end.")
+        lines.append("\nNot finished: the same command goes on.")
     return "\n".join(lines)
 
 
-def side_by_side(runs: Sequence[Results]) -> tuple[list[str], list[list[str]]]:
-    """Header and rows of several runs of one task: a column a model, for the task's first measure."""
-    first = runs[0]
-    measure = first.measures[0]
-    header = [*first.axes, *(run.model for run in runs)]
+def side_by_side(runs: Sequence[Results], measure: Measure) -> tuple[list[str], list[list[str]]]:
+    """Header and rows of several runs of one task with the same axes: a column a model, and chance where it is known."""
+    axes = runs[0].axes
     keys: dict[tuple[Any, ...], None] = {}
     cells: dict[tuple[tuple[Any, ...], int], str] = {}
+    chance: dict[tuple[Any, ...], str] = {}
     for at, run in enumerate(runs):
         for row in run.rows:
-            key = tuple(row.values.get(axis, "") for axis in first.axes)
+            if measure.name not in row.estimates:
+                continue
+            key = tuple(row.values.get(axis, "all") for axis in axes)
             keys.setdefault(key)
-            cells[key, at] = cell(measure, row.estimates.get(measure.name))
-    rows = [[*map(_value, key), *(cells.get((key, at), "") for at in range(len(runs)))] for key in keys]
+            cells[key, at] = cell(measure, row.estimates[measure.name])
+            if measure.name in row.chance:
+                chance.setdefault(key, cell(measure, _point(row.chance[measure.name])))
+    header = [*axes, *(run.model for run in runs), *(["chance"] if chance else [])]
+    rows = [
+        [
+            *map(axis_value, key),
+            *(cells.get((key, at), "") for at in range(len(runs))),
+            *([chance.get(key, "")] if chance else []),
+        ]
+        for key in keys
+    ]
     return header, rows
 
 
-def _value(value: Any) -> str:
-    return short_number(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else str(value)
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _point(value: float | None) -> Estimate | None:

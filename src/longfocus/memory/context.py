@@ -51,6 +51,11 @@ class MassRecorder:
     mass: dict[int, Tensor] = field(default_factory=dict)
     queries: int = 0
 
+    def take(self, layer: int, start: int, weights: Tensor) -> None:
+        """Take the attention weights (B, Hkv, G, T, n) of some queries on the tokens from `start` on; G query heads share a
+        key head. What is kept of them is up to the recorder: here the sum over rows and queries and the mean of heads."""
+        self.add(layer, start, weights.sum((0, 1, 2, 3)) / (weights.shape[1] * weights.shape[2]))
+
     def add(self, layer: int, start: int, mass: Tensor) -> None:
         """Add mass (n,) of the tokens from `start` on."""
         total = self.mass.setdefault(layer, torch.zeros(self.tokens, dtype=torch.float64))
@@ -156,6 +161,4 @@ class MemoryContext:
                 scores = grouped_scores(query, keys, chunk.mask, scale, softcap)
                 if least is not None:
                     scores = scores.masked_fill(scores < least, -torch.inf)
-                weights = torch.exp(scores - lse.reshape(*scores.shape[:-1], 1))
-                heads = scores.shape[1] * scores.shape[2]
-                self.recorder.add(layer, chunk.start, weights.sum((0, 1, 2, 3)) / heads)
+                self.recorder.take(layer, chunk.start, torch.exp(scores - lse.reshape(*scores.shape[:-1], 1)))

@@ -27,6 +27,12 @@ class Prompt:
     models see them before the text, blank lines between."""
     names: tuple[str, ...] = ()
     """One a document, or none."""
+    wanted: str | None = None
+    """The only answer that counts, where there is one: generation may end as soon as the answer differs from it or holds
+    it. White space at the beginning is not compared."""
+
+    def __post_init__(self) -> None:
+        assert len(self.names) in (0, len(self.documents)), "a name for each document, or none"
 
     @property
     def joined(self) -> str:
@@ -61,6 +67,8 @@ class BlockLosses:
     """Tokens before the block that the model could use."""
     nll: np.ndarray
     """float64 (block - 1,): negative log-likelihood in nats of each token but the block's first."""
+    hit: np.ndarray | None = None
+    """bool (block - 1,): whether that token was the likeliest one; None: not known."""
 
 
 @runtime_checkable
@@ -91,7 +99,7 @@ class Completes(Protocol):
 
         Args:
             max_new_tokens: longest answer.
-            stop: a regular expression; generation may end as soon as it is found in the answer.
+            stop: a regular expression; the answer ends with what it finds first.
             mass: fill `document_mass` where the subject can.
 
         Raises:
@@ -131,7 +139,17 @@ class PredictsTokens(Completes, Protocol):
         ...
 
     def choice_losses(self, prompt: Prompt, choices: Sequence[str]) -> list[float]:
-        """Summed negative log-likelihood of each choice as the continuation of the prompt, nats."""
+        """Summed negative log-likelihood of each choice as the continuation of the prompt, nats.
+
+        Prompt and choice are tokenised together. Where the border falls inside a token for some choice, the sums of all
+        choices begin with that token, so that their differences are those of whole texts.
+
+        Args:
+            choices: not empty, none of them.
+
+        Raises:
+            UnsupportedCallError: prompt and choice are longer than the model can take.
+        """
         ...
 
 

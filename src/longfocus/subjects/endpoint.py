@@ -7,12 +7,16 @@ import re
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
+from urllib.parse import urlsplit
 
 import longfocus
 from longfocus.errors import ConfigError, EndpointError, UnsupportedCallError
+from longfocus.memory.fingerprint import tokenizer_fingerprint
 from longfocus.subjects.contract import Completion, Prompt
 
 RETRIES = 4
+LONGEST_PAUSE_S = 60.0
+"""Between two tries, whatever the endpoint asks for."""
 _AGAIN = (408, 409, 425, 429, 500, 502, 503, 504)
 
 
@@ -43,15 +47,27 @@ class Endpoint:
             transport: of httpx, for tests.
 
         The key, if one is needed, is read from OPENAI_API_KEY; it is never written anywhere.
+
+        Raises:
+            ConfigError: no URL, one with a key in it, a key that cannot be sent, or httpx is missing.
         """
         try:
             import httpx
         except ImportError as error:
             raise ConfigError("--endpoint needs the package httpx: pip install 'longfocus[eval]'") from error
-        if not url.startswith(("http://", "https://")):
+        try:
+            parts, port = urlsplit(url), urlsplit(url).port
+            httpx.URL(url)
+        except (ValueError, httpx.InvalidURL):
+            parts, port = urlsplit(""), None
+        if parts.scheme not in ("http", "https") or not parts.hostname or port == 0 or re.search(r"\s", url):
             raise ConfigError(f"--endpoint: {url!r} given, expected a URL such as http://localhost:8000/v1.")
-        key = os.environ.get("OPENAI_API_KEY")
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        if parts.username or parts.password or parts.query:  # it is stored with the results
+            raise ConfigError("--endpoint: the URL holds a key or password; put the key into OPENAI_API_KEY instead.")
+        self._key = os.environ.get("OPENAI_API_KEY", "").strip()
+        if not self._key.isascii() or not self._key.isprintable():
+            raise ConfigError("OPENAI_API_KEY holds characters that no key has; set it anew.")
+        headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
         self.client = httpx.Client(timeout=timeout_s, headers=headers, transport=transport)
         self.url, self.model, self.name, self.chat = url.rstrip("/"), model, name or model, chat
         self._tokenizer, self._longest = tokenizer, longest
@@ -75,6 +91,7 @@ class Endpoint:
             "url": self.url,
             "chat": self.chat,
             "longest": self._longest,
+            "tokenizer": tokenizer_fingerprint(self._tokenizer),
             "longfocus": longfocus.__version__,
         }
 
@@ -96,7 +113,10 @@ class Endpoint:
                     f"{self.name} takes {self._longest:,} tokens; a prompt with its answer is {tokens + max_new_tokens:,}."
                 )
             begun = time.perf_counter()
-            body: dict[str, Any] = {"model": self.model, "max_tokens": max_new_tokens, "temperature": 0}
+            most = max_new_tokens
+            if prompt.wanted is not None:  # twice as many: its tokenizer may cut finer than the one at hand
+                most = min(most, 2 * len(self._tokenizer(prompt.wanted)["input_ids"]) + 8)
+            body: dict[str, Any] = {"model": self.model, "max_tokens": most, "temperature": 0}
             if self.chat:
                 route, body["messages"] = "chat/completions", [{"role": "user", "content": text}]
             else:
@@ -105,12 +125,22 @@ class Endpoint:
             try:
                 choice = reply["choices"][0]
                 said = choice["message"]["content"] if self.chat else choice["text"]
-            except (KeyError, IndexError, TypeError) as error:
-                raise EndpointError(f"{self.url}/{route} answered without choices: {str(reply)[:200]}") from error
-            said = said or ""
+                said = "" if said is None else said.encode("utf-8", "replace").decode("utf-8")
+            except (KeyError, IndexError, TypeError, AttributeError) as error:
+                raise EndpointError(
+                    f"{self.url}/{route} answered without text in choices: {self._told(str(reply), 200)}"
+                ) from error
             found = pattern.search(said) if pattern else None
-            counted = (reply.get("usage") or {}).get("prompt_tokens") or tokens
-            yield Completion(said[: found.end()] if found else said, int(counted), time.perf_counter() - begun)
+            usage = reply.get("usage")
+            counted = usage.get("prompt_tokens") if isinstance(usage, dict) else None
+            if not isinstance(counted, int) or counted < 1:
+                counted = tokens
+            yield Completion(said[: found.end()] if found else said, counted, time.perf_counter() - begun)
+
+    def _told(self, text: str, limit: int) -> str:
+        """What an endpoint said, for a message: short, in one line, without the key."""
+        text = " ".join((text.replace(self._key, "***") if self._key else text).split())
+        return text if len(text) <= limit else text[: limit - 1] + "…"
 
     def _post(self, url: str, body: dict[str, Any]) -> dict[str, Any]:
         """The reply's JSON; what passes by itself (busy, restarting) is tried again."""
@@ -121,24 +151,32 @@ class Endpoint:
             try:
                 reply = self.client.post(url, json=body)
             except httpx.TimeoutException as error:
-                raise EndpointError(f"{url} gave no answer in time ({error}); allow more with --timeout.") from error
+                raise EndpointError(
+                    f"{url} gave no answer in time ({error}); allow more seconds with --timeout."
+                ) from error
             except httpx.HTTPError as error:
                 if last:
                     raise EndpointError(f"{url} cannot be reached ({error}); is the server running?") from error
-                time.sleep(min(8.0, 0.25 * 2**attempt))
+                time.sleep(_pause(attempt))
                 continue
             if reply.status_code in _AGAIN and not last:
-                waited = reply.headers.get("retry-after", "")
-                time.sleep(float(waited) if waited.isdigit() else min(8.0, 0.25 * 2**attempt))
+                wanted = reply.headers.get("retry-after", "")
+                time.sleep(min(float(wanted), LONGEST_PAUSE_S) if wanted.isdecimal() else _pause(attempt))
                 continue
-            if reply.status_code >= 400:
-                hint = " Set OPENAI_API_KEY." if reply.status_code in (401, 403) else ""
-                raise EndpointError(f"{url} refused with {reply.status_code}: {reply.text[:300]}{hint}")
+            if not 200 <= reply.status_code < 300:
+                hint = {401: " Set OPENAI_API_KEY.", 403: " Set OPENAI_API_KEY.", 404: " Is the URL right, up to /v1?"}
+                told = self._told(reply.text, 300)
+                raise EndpointError(f"{url} refused with {reply.status_code}: {told}{hint.get(reply.status_code, '')}")
             try:
                 data = reply.json()
             except ValueError as error:
-                raise EndpointError(f"{url} answered with something that is not JSON: {reply.text[:200]}") from error
+                told = self._told(reply.text, 200)
+                raise EndpointError(f"{url} answered with something that is not JSON: {told}") from error
             if isinstance(data, dict):
                 return data
             raise EndpointError(f"{url} answered with {type(data).__name__}, expected an object.")
         raise AssertionError("the last attempt returns or raises")
+
+
+def _pause(attempt: int) -> float:
+    return min(8.0, 0.25 * 2.0**attempt)

@@ -17,6 +17,7 @@ from longfocus.analysis.attribution import token_mass, window_starts
 from longfocus.data.documents import Source
 from longfocus.errors import UnsupportedCallError
 from longfocus.memory.context import MassRecorder
+from longfocus.memory.fingerprint import model_fingerprint, tokenizer_fingerprint
 from longfocus.memory.memory import Memory
 from longfocus.model.cache import FocusCache
 from longfocus.model.focused import read_window
@@ -61,6 +62,8 @@ class LocalModel:
             "name": self.name,
             "architecture": type(self.model).__mro__[0].__name__.removeprefix("Focused"),
             "parameters": sum(weight.numel() for weight in self.model.parameters()),
+            "fingerprint": self.fingerprint,
+            "tokenizer": tokenizer_fingerprint(self._tokenizer),
             "dtype": str(self.model.dtype).removeprefix("torch."),
             "device": str(self.model.device),
             "torch": torch.__version__,
@@ -68,9 +71,21 @@ class LocalModel:
             "longfocus": longfocus.__version__,
         }
 
+    @property
+    def fingerprint(self) -> str:
+        """Digest of the weights."""
+        return model_fingerprint(self.model)
+
     def encode(self, text: str) -> list[int]:
-        """Token ids of a prompt, with what the tokenizer puts in front."""
-        return list(self._tokenizer(text)["input_ids"])
+        """Token ids of a prompt, with what the tokenizer puts in front.
+
+        Raises:
+            UnsupportedCallError: there are none.
+        """
+        ids = list(self._tokenizer(text)["input_ids"])
+        if not ids:
+            raise UnsupportedCallError(f"{self.name} was asked with an empty prompt; give at least one token.")
+        return ids
 
     def _check_length(self, tokens: int, what: str) -> None:
         if self.longest is not None and tokens > self.longest:
@@ -78,11 +93,15 @@ class LocalModel:
                 f"{self.name} takes {self.longest:,} tokens; {what} is {tokens:,}. Ask for shorter ones."
             )
 
-    def _generate(self, ids: Sequence[int], max_new_tokens: int, stop: str | None, **more: Any) -> str:
+    def _generate(
+        self, ids: Sequence[int], max_new_tokens: int, stop: str | None, wanted: str | None = None, **more: Any
+    ) -> str:
         """The answer, greedily."""
         given = torch.tensor([list(ids)], device=self.model.device)
         pad = self._tokenizer.pad_token_id
-        criteria = [_Found(self._tokenizer, len(ids), stop)] if stop else []
+        criteria: list[Any] = [_Found(self._tokenizer, len(ids), stop)] if stop else []
+        if wanted:
+            criteria.append(_Decided(self._tokenizer, len(ids), wanted))
         out = self.model.generate(
             given,
             attention_mask=torch.ones_like(given),
@@ -93,16 +112,20 @@ class LocalModel:
             stopping_criteria=criteria,
             **more,
         )
-        return str(self._tokenizer.decode(out[0, len(ids) :], skip_special_tokens=True))
+        text = str(self._tokenizer.decode(out[0, len(ids) :], skip_special_tokens=True))
+        found = re.search(stop, text) if stop else None
+        return text[: found.end()] if found else text
 
-    def _rest(self, ids: Sequence[int], choices: Sequence[str], text: str) -> list[tuple[list[int], int]]:
-        """(tokens of prompt and choice, where the choice begins) for each choice."""
-        found = []
-        for choice in choices:
-            whole = self.encode(text + choice)
-            alike = next((at for at, (a, b) in enumerate(zip(ids, whole, strict=False)) if a != b), len(ids))
-            found.append((whole, min(alike, len(whole) - 1)))
-        return found
+    def _with_choices(self, text: str, choices: Sequence[str]) -> tuple[list[list[int]], int]:
+        """Tokens of the prompt with each choice, and how many of the prompt's own all of them begin with."""
+        assert choices and all(choices), "choices with text"
+        ids = list(self._tokenizer(text)["input_ids"])
+        wholes = [self.encode(text + choice) for choice in choices]
+        begin = len(ids)
+        for whole in wholes:
+            begin = next((at for at, (a, b) in enumerate(zip(ids, whole, strict=False)) if a != b), begin)
+            ids = ids[:begin]
+        return wholes, begin
 
 
 class _Found(transformers.StoppingCriteria):
@@ -116,6 +139,19 @@ class _Found(transformers.StoppingCriteria):
         return torch.tensor([self.pattern.search(text) is not None for text in texts], device=input_ids.device)
 
 
+class _Decided(transformers.StoppingCriteria):
+    """Stop when an answer differs from the only one that counts, or holds all of it."""
+
+    def __init__(self, tokenizer: Any, prompt_tokens: int, wanted: str) -> None:
+        self.tokenizer, self.prompt_tokens, self.wanted = tokenizer, prompt_tokens, wanted.lstrip()
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+        texts = [self.tokenizer.decode(row[self.prompt_tokens :]) for row in input_ids]
+        so_far = [text.rstrip("\ufffd").lstrip() for text in texts]  # the last character may not be whole yet
+        open_ones = [len(text) < len(self.wanted) and self.wanted.startswith(text) for text in so_far]
+        return ~torch.tensor(open_ones, device=input_ids.device)
+
+
 class PlainModel(LocalModel):
     """Full attention, as `transformers` alone would run it."""
 
@@ -127,7 +163,7 @@ class PlainModel(LocalModel):
             begun = time.perf_counter()
             ids = self.encode(prompt.joined)
             self._check_length(len(ids) + max_new_tokens, "a prompt with its answer")
-            text = self._generate(ids, max_new_tokens, stop)
+            text = self._generate(ids, max_new_tokens, stop, prompt.wanted)
             yield Completion(text, len(ids), time.perf_counter() - begun)
 
     @torch.no_grad()
@@ -143,21 +179,22 @@ class PlainModel(LocalModel):
         self._check_length(max(contexts) + block, "context and block")
         front = [token for document in before for token in document]
         for start in starts:
+            told = list(ids[start : start + block])
             for context in contexts:
                 seen = _last([*front, *ids[:start]], context)
-                part = torch.tensor([[*seen, *ids[start : start + block]]], device=self.model.device)
-                logits = self.model(part, use_cache=False, logits_to_keep=block).logits
-                yield BlockLosses(start, context, _nll(logits[0], part[0, -block:]))
+                part = torch.tensor([[*seen, *told]], device=self.model.device)
+                logits = self.model(part, use_cache=False, logits_to_keep=len(told)).logits
+                yield BlockLosses(start, context, *_told(logits[0], part[0, -len(told) :]))
 
     @torch.no_grad()
     def choice_losses(self, prompt: Prompt, choices: Sequence[str]) -> list[float]:
         """See `contract.PredictsTokens`."""
-        ids = self.encode(prompt.joined)
+        wholes, begin = self._with_choices(prompt.joined, choices)
+        self._check_length(max(map(len, wholes)), "a prompt with its answer")
         losses = []
-        for whole, at in self._rest(ids, choices, prompt.joined):
-            self._check_length(len(whole), "a prompt with its answer")
+        for whole in wholes:
             part = torch.tensor([whole], device=self.model.device)
-            kept = len(whole) - at + 1
+            kept = len(whole) - max(1, begin) + 1  # nothing predicts a text's first token
             logits = self.model(part, use_cache=False, logits_to_keep=kept).logits
             losses.append(float(_nll(logits[0], part[0, -kept:]).sum()))
         return losses
@@ -176,6 +213,7 @@ class FocusedSubject(LocalModel):
         super().__init__(model, tokenizer, name)
         self._documents: dict[tuple[str, str], Memory] = {}
         self._joined: tuple[tuple[tuple[str, str], ...], Memory] | None = None
+        self._front: tuple[tuple[tuple[int, ...], ...], Any] | None = None
 
     @property
     def longest(self) -> int | None:
@@ -184,8 +222,12 @@ class FocusedSubject(LocalModel):
 
     def about(self) -> dict[str, Any]:
         """All that a result depends on."""
-        focus = self.model.focus
-        return {**super().about(), "fingerprint": focus.fingerprint, "focus": focus.config.to_dict()}
+        return {**super().about(), "focus": self.model.focus.config.to_dict()}
+
+    @property
+    def fingerprint(self) -> str:
+        """Digest of the weights."""
+        return str(self.model.focus.fingerprint)
 
     # -- text --------------------------------------------------------------------------------------------
 
@@ -212,7 +254,7 @@ class FocusedSubject(LocalModel):
             begun = time.perf_counter()
             cache = next(caches)
             shared = cache.seen
-            text = self._generate(ids, max_new_tokens, stop, cache=cache)
+            text = self._generate(ids, max_new_tokens, stop, prompt.wanted, cache=cache)
             local = plan_steps(len(ids), 0, self.model.focus.config)[-1].tokens
             seconds = time.perf_counter() - begun
             yield Completion(text, len(ids), seconds, self._character(prompt.text, len(ids) - local), None, shared)
@@ -233,9 +275,10 @@ class FocusedSubject(LocalModel):
             with torch.no_grad():
                 fed = torch.tensor([ids[:-1]], device=self.model.focus.device)
                 self.model.forward(fed, cache=cache, use_cache=True, logits_to_keep=1)
+        local = self._local_from(prompt, ids, cache)
         seen = cache.seen
         cache.recorder = recorder if mass else None
-        text = self._generate(ids, max_new_tokens, stop, cache=cache)
+        text = self._generate(ids, max_new_tokens, stop, prompt.wanted, cache=cache)
         shares = None
         if mass:
             recorder.queries = max(1, cache.seen - seen)
@@ -244,8 +287,14 @@ class FocusedSubject(LocalModel):
             parts = [float(received[d.start : d.stop].sum()) for d in memory.documents]
             shares = tuple(part / total if total > 0 else 1 / len(parts) for part in parts)
         tokens = memory.tokens + len(ids)
-        local = sum(len(document) + 2 for document in prompt.documents)
         return Completion(text, tokens, time.perf_counter() - begun, local, shares, memory.tokens)
+
+    def _local_from(self, prompt: Prompt, ids: Sequence[int], cache: FocusCache) -> int:
+        """First local character of a prompt after documents, once its last token is read."""
+        held = int(cache.local_tokens[0]) if cache.rows else 0
+        local = held - plan_steps(1, held, self.model.focus.config)[-1].drop + 1
+        before = sum(len(document) + 2 for document in prompt.documents)
+        return before + self._character(prompt.text, len(ids) - local)
 
     def memory_of(self, prompt: Prompt) -> Memory:
         """A memory of a prompt's documents, each read by itself; kept while the next prompts want the same ones."""
@@ -294,23 +343,43 @@ class FocusedSubject(LocalModel):
                 f"{self.name} has a window of {window} tokens: blocks of {block} from {wrong[:1] or list(starts[:1])} on "
                 "were asked for, expected blocks within one window that begin at its multiples."
             )
-        store = self.model.focus.new_store()
-        for document in before:
-            self._read_into(store, document)
+        key = tuple(map(tuple, before))
+        store = self._store_after(key)
         front = store.tokens
+        try:
+            yield from self._blocks(store, ids, sorted(set(starts)), block, contexts)
+        finally:
+            if key:  # for the next call
+                store.rewind(front)
+                self._front = (key, store)
+
+    def _blocks(
+        self, store: Any, ids: Sequence[int], starts: Sequence[int], block: int, contexts: Sequence[int]
+    ) -> Iterator[BlockLosses]:
+        """Losses of blocks of a document that is read into a store behind what it holds."""
+        window, front = self.model.focus.config.window_tokens, store.tokens
         reading = FocusCache(self.model.focus, own=store, document_start=front)
-        wanted = set(starts)
-        for start in range(0, (max(wanted) if wanted else -1) + 1, window):
-            if start in wanted:
+        for start in range(0, starts[-1] + 1 if starts else 0, window):
+            if start in starts:
                 part = torch.tensor([list(ids[start : start + block])], device=self.model.device)
                 for context in contexts:
                     # a window that stays local writes nothing into the store that it reads from
                     cache = FocusCache(self.model.focus, own=store, document_start=max(0, front + start - context))
                     logits = self.model(part, cache=cache, use_cache=True).logits
-                    yield BlockLosses(start, context, _nll(logits[0], part[0]))
+                    yield BlockLosses(start, context, *_told(logits[0], part[0]))
                 assert store.tokens == front + start
-            if start < max(wanted):
+            if start < starts[-1]:
                 read_window(self.model, torch.tensor([list(ids[start : start + window])]), reading)
+
+    def _store_after(self, before: tuple[tuple[int, ...], ...]) -> Any:
+        """A store that holds other documents, each read by itself; the last call's, where it had the same ones."""
+        known, self._front = self._front, None
+        if known is not None and known[0] == before:
+            return known[1]
+        store = self.model.focus.new_store()
+        for document in before:
+            self._read_into(store, document)
+        return store
 
     def _read_into(self, store: Any, ids: Sequence[int]) -> None:
         """Read a document by itself into a store that holds others."""
@@ -321,22 +390,31 @@ class FocusedSubject(LocalModel):
 
     @torch.no_grad()
     def choice_losses(self, prompt: Prompt, choices: Sequence[str]) -> list[float]:
-        """See `contract.PredictsTokens`; the prompt is read once for all choices."""
-        text = prompt.text
-        ids = self.encode(text)
-        pairs = self._rest(ids, choices, text)
-        shared = min(at for _, at in pairs) - 1
-        cache = FocusCache(self.model.focus, self.memory_of(prompt) if prompt.documents else None)
-        if shared > 0:
-            fed = torch.tensor([ids[:shared]], device=self.model.focus.device)
-            self.model.forward(fed, cache=cache, use_cache=True, logits_to_keep=1)
+        """See `contract.PredictsTokens`; the prompt is read once, and each choice goes on from there as an answer does."""
+        wholes, begin = self._with_choices(prompt.text, choices)
+        read = FocusCache(self.model.focus, self.memory_of(prompt) if prompt.documents else None)
+        first = self._feed(wholes[0][:begin], read, 1) if begin else None
         losses = []
-        for whole, at in pairs:
-            part = torch.tensor([whole[shared:]], device=self.model.focus.device)
-            after = copy.deepcopy(cache)
-            logits = self.model.forward(part, cache=after, use_cache=True, logits_to_keep=len(whole) - at + 1).logits
-            losses.append(float(_nll(logits[0], part[0, at - 1 - shared :]).sum()))
+        for whole in wholes:
+            at, before, cache = begin, first, copy.deepcopy(read)
+            if before is None:  # nothing predicts a text's first token
+                at, before = 1, self._feed(whole[:1], cache, 1)
+            logits = torch.cat([before, *self._after(whole[at:-1], cache), before])  # the last predicts nothing here
+            losses.append(float(_nll(logits, torch.tensor(whole[at - 1 :])).sum()))
         return losses
+
+    def _feed(self, ids: Sequence[int], cache: FocusCache, keep: int = 0) -> torch.Tensor:
+        """Logits (n, vocabulary) of the last `keep` tokens, or of all."""
+        fed = torch.tensor([list(ids)], device=self.model.focus.device)
+        return self.model.forward(fed, cache=cache, use_cache=True, logits_to_keep=keep).logits[0]
+
+    def _after(self, ids: Sequence[int], cache: FocusCache) -> Iterator[torch.Tensor]:
+        """Logits of tokens that follow, in pieces; the window slides where it would if they came one by one."""
+        at = 0
+        while at < len(ids):
+            room = max(1, self.model.focus.config.window_tokens - int(cache.local_tokens[0]))
+            yield self._feed(ids[at : at + room], cache)
+            at += room
 
 
 def _last(tokens: list[int], count: int) -> list[int]:
@@ -348,3 +426,8 @@ def _nll(logits: torch.Tensor, targets: torch.Tensor) -> np.ndarray:
     assert logits.shape[0] == targets.shape[0]
     losses = torch.nn.functional.cross_entropy(logits[:-1].float(), targets[1:].to(logits.device), reduction="none")
     return losses.double().cpu().numpy()
+
+
+def _told(logits: torch.Tensor, targets: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
+    """float64 (n - 1,) losses of all but the first target, and bool (n - 1,) whether it was the likeliest token."""
+    return _nll(logits, targets), (logits[:-1].argmax(-1) == targets[1:].to(logits.device)).cpu().numpy()

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from longfocus.config import FocusConfig
+from longfocus.config import MEMORY_DTYPES, FocusConfig
 from longfocus.errors import ConfigError
 from longfocus.model.attach import detach
 from longfocus.model.load import load, load_tokenizer
 from longfocus.subjects.endpoint import Endpoint
 from longfocus.subjects.local import FocusedSubject, PlainModel
-
-DTYPES = ("float32", "bfloat16", "float16")
 
 
 def open_local(
@@ -38,12 +37,12 @@ def open_local(
         ConfigError: focus options for a plain model, or an unknown dtype.
         ModelNotFoundError, UnsupportedModelError: as `load`.
     """
-    if dtype is not None and dtype not in DTYPES:
-        raise ConfigError(f"--dtype: {dtype!r} given, expected one of {', '.join(DTYPES)}.")
+    if dtype is not None and dtype not in MEMORY_DTYPES:
+        raise ConfigError(f"--dtype: {dtype!r} given, expected one of {', '.join(MEMORY_DTYPES)}.")
     import torch
 
     kind = getattr(torch, dtype) if dtype else None
-    short = Path(source).name if Path(source).is_dir() else source
+    short = short_name(source)
     if plain:
         if focus:
             raise ConfigError(f"{', '.join(focus)}: a plain model has no memory; leave --plain or these options out.")
@@ -52,6 +51,14 @@ def open_local(
         return PlainModel(model, load_tokenizer(source), name or f"{short}, full attention")
     model = load(source, dtype=kind, device=device, announce=announce, **focus)
     return FocusedSubject(model, load_tokenizer(source), name or short)
+
+
+def short_name(source: str) -> str:
+    """What tables call a model: a folder's name, with the one above where it says nothing by itself."""
+    if not Path(source).is_dir():
+        return source
+    path = Path(source).resolve()
+    return f"{path.parent.name}/{path.name}" if re.fullmatch(r"model|checkpoint-\d+", path.name) else path.name
 
 
 def open_endpoint(

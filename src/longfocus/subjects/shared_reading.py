@@ -15,6 +15,9 @@ from longfocus.model.cache import FocusCache
 from longfocus.model.focused import read_window
 from longfocus.model.windows import plan_steps
 
+LAST_ENDS = 4
+"""Ends of windows that are tried: the rest of a prompt is cut otherwise only near its end, or (the authors' rule) always."""
+
 
 class SharedReading:
     """Caches that have read what prompts have in common."""
@@ -33,40 +36,38 @@ class SharedReading:
     def caches(self, prompts: Sequence[Sequence[int]]) -> Iterator[FocusCache]:
         """For each prompt in turn, a cache that has read its beginning, as far as that is shared with the next ones."""
         for number, ids in enumerate(prompts):
-            if self.ids != list(ids[: len(self.ids)]) or (
-                self.ids and len(self.ids) not in self._ends(ids, len(self.ids))
-            ):
+            if self.ids and (self.ids != list(ids[: len(self.ids)]) or not self._is_end(len(ids), len(self.ids))):
                 self.ids, self.cache = [], FocusCache(self.model.focus)
-            following = prompts[number + 1] if number + 1 < len(prompts) else None
-            ends = self._windows_alike(ids, following) if following is not None else []
-            if ends and ends[-1] > len(self.ids):
-                self._read_up_to(ids, ends[-1])
-            if following is None:
+            if number + 1 == len(prompts):
                 yield self.cache
                 self.ids, self.cache = [], FocusCache(self.model.focus)
             else:
+                self._read_up_to(ids, self._end_alike(ids, prompts[number + 1]))
                 yield copy.deepcopy(self.cache)
 
-    def _windows_alike(self, one: Sequence[int], other: Sequence[int]) -> list[int]:
-        """Where windows end that both prompts begin with and that leave the rest to be cut as before."""
+    def _end_alike(self, one: Sequence[int], other: Sequence[int]) -> int:
+        """Where the last window ends that both prompts begin with and that leaves the rest of both to be cut as before."""
         alike = next(
             (at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
         )
-        ends = set(self._ends(other, alike))
-        return [end for end in self._ends(one, alike) if end in ends]
+        window, unit = self.config.window_tokens, self.config.window_tokens - self.config.overlap
+        last = reversed(range(window, alike + 1, unit)[-LAST_ENDS:])
+        return next((end for end in last if self._is_end(len(one), end) and self._is_end(len(other), end)), 0)
 
-    def _ends(self, ids: Sequence[int], alike: int) -> list[int]:
-        """Ends of stored windows up to `alike` after which the steps for the rest are those of the whole prompt."""
-        steps = plan_steps(len(ids), 0, self.config)
-        found, end, local = [], 0, 0
+    def _is_end(self, length: int, end: int) -> bool:
+        """Whether a prompt is read in whole, stored windows up to `end`, and its rest is cut as if it had been given alone."""
+        if end >= length:
+            return False
+        at, local = 0, 0
+        steps = plan_steps(length, 0, self.config)
         for number, step in enumerate(steps):
-            end, local = end + step.tokens, local - step.drop + step.tokens
-            if end > alike or not step.store or end == len(ids):
-                break
             full = step.tokens == self.config.window_tokens - (self.config.overlap if number else 0)
-            if full and plan_steps(len(ids) - end, local, self.config) == steps[number + 1 :]:
-                found.append(end)
-        return found
+            at, local = at + step.tokens, local - step.drop + step.tokens
+            if not step.store or not full or at > end:
+                return False
+            if at == end:
+                return plan_steps(length - end, local, self.config) == steps[number + 1 :]
+        return False
 
     def _read_up_to(self, ids: Sequence[int], end: int) -> None:
         """Read on, until the windows before `end` are read."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
+import re
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -15,6 +17,16 @@ if TYPE_CHECKING:
 
 TASKS = {
     "passkey": "longfocus.tasks.passkey:Passkey",
+    "perplexity": "longfocus.tasks.perplexity:Perplexity",
+    "distraction": "longfocus.tasks.distraction:Distraction",
+    "fewshot": "longfocus.tasks.fewshot:Fewshot",
+    "qasper": "longfocus.tasks.qasper:Qasper",
+    "valprobe": "longfocus.tasks.valprobe:ValProbe",
+    "retrieval": "longfocus.tasks.retrieval:Retrieval",
+    "dictionary": "longfocus.tasks.dictionary:DictionaryLookup",
+    "copying": "longfocus.tasks.copying:Copying",
+    "multidoc": "longfocus.tasks.multidoc:MultiDoc",
+    "cost": "longfocus.tasks.cost:Cost",
 }
 """Name -> module:class, in the order of `longfocus eval --list`."""
 
@@ -54,4 +66,20 @@ def _from_file(path: Path) -> type[Task]:
         raise ConfigError(
             f"{path} holds no task; at its end write TASK = TheClass, a subclass of longfocus.tasks.contract.Task."
         )
+    if wrong := _unfinished(found):
+        raise ConfigError(f"{path}: {found.__name__} {wrong}; see longfocus.tasks.contract.")
     return found
+
+
+def _unfinished(task: type[Task]) -> str | None:
+    """What a class lacks of a task."""
+    if inspect.isabstract(task):
+        return f"lacks {', '.join(sorted(task.__abstractmethods__))}"
+    lacking = [name for name in ("name", "title", "paper", "measures") if not getattr(task, name, None)]
+    if lacking:
+        return f"lacks {', '.join(lacking)}"
+    if not re.fullmatch(r"[A-Za-z0-9][\w-]*", task.name):
+        return f"is named {task.name!r}, expected letters, digits, - and _: it names a folder"
+    if task.name in TASKS:
+        return f"is named {task.name!r}, like one of longfocus' own tasks; choose another name"
+    return None

@@ -1,8 +1,16 @@
 """What a task is: points to measure, samples at each, rows that sum them up, a picture.
 
-A task is one file with one class and a line in `tasks.TASKS`, or a file of one's own (`longfocus eval my_task.py`)
-with a module-level `TASK = MyTask`. Everything else (models, progress, resume, intervals, tables, plots, reports) is
-done around it:
+A task is one file with one class and a line in `tasks.TASKS`, or a file of one's own (`longfocus eval capitals.py`)
+with a module-level `TASK`. Everything else (models, progress, resume, intervals, tables, plots, reports) is done around
+it. A whole one:
+
+    from longfocus.subjects.contract import Prompt
+    from longfocus.tasks.contract import AnswerTask, Example, Measure, Point
+
+    CAPITALS = {
+        "Asia": {"Japan": "Tokyo", "Mongolia": "Ulaanbaatar"},
+        "Europe": {"France": "Paris", "Latvia": "Riga"},
+    }
 
     class Capitals(AnswerTask):
         \"\"\"Capitals of countries, asked for in one line.\"\"\"
@@ -11,16 +19,19 @@ done around it:
         paper = "made up"
         axes = ("continent",)
         measures = (Measure("right", "share", "higher"),)
+        max_new_tokens = 8
 
         def points(self, subject):
-            return [Point({"continent": name}, samples=10) for name in ("Asia", "Europe")]
+            return [Point({"continent": name}, samples=len(found)) for name, found in CAPITALS.items()]
 
         def examples(self, subject, point):
-            ...
-            yield Example(id="paris", prompt=Prompt("The capital of France is"), expected={"answer": "Paris"})
+            for country, capital in CAPITALS[point.values["continent"]].items():
+                yield Example(country, Prompt(f"The capital of {country} is"), expected={"answer": capital})
 
         def score(self, example, completion):
             return {"right": float(example.expected["answer"] in completion.text)}
+
+    TASK = Capitals
 
 Same options and seed give the same examples, on every machine and however often a run was stopped: draw from
 `random.Random(f"{seed} …")` only.
@@ -28,15 +39,16 @@ Same options and seed give the same examples, on every machine and however often
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict
 
 from longfocus.subjects.contract import Completes, Completion, Prompt
-from longfocus.tasks.statistics import Estimate, mean_of, share_of
+from longfocus.tasks.statistics import Estimate, mean_of, share_by_group, share_of, within
 from longfocus.tasks.texts import Texts
 
 Values = Mapping[str, int | float | str]
@@ -44,11 +56,15 @@ Values = Mapping[str, int | float | str]
 
 
 class TaskOptions(BaseModel):
-    """Settings of a task; `--set task.name=value`. Unknown names and impossible values are errors that name the key."""
+    """Settings of a task; `--set task.name=value`. Unknown names and impossible values are errors that name the key.
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    Options named `by_…` change rows only, never samples: a finished run is summed up anew when they are changed.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
     seed: int = 0
+    """Of everything that is drawn."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +78,9 @@ class Measure:
     better: Literal["higher", "lower", "neither"]
     unit: str = ""
     """For axes: nats, tokens/s, MB; shares need none."""
+    drawn: bool = False
+    """Drawn beside the first measure, in panels of its own; of the same kind as that one, and of the same unit unless the
+    names say theirs."""
 
 
 @dataclass(frozen=True)
@@ -69,16 +88,23 @@ class Point:
     """A place in the table: what is varied, and how many samples are taken there."""
 
     values: Values
-    """One for each of the task's axes."""
+    """One for each of the task's axes; or for some of them, where samples that differ in the others are measured together
+    and say which they are."""
     samples: int
     """For the progress bar."""
     tokens: int | None = None
     """Longest prompt with its answer; a model that cannot take it is not asked, and the result says so."""
+    refused: str | None = None
+    """Why it cannot be measured, whatever the model (texts that are too short); the result says so."""
 
     @property
     def key(self) -> str:
         """The values as one text."""
         return ", ".join(f"{name}={value}" for name, value in self.values.items())
+
+    def covers(self, values: Values) -> bool:
+        """Whether a sample with these values is one of this point's."""
+        return all(name in values and values[name] == value for name, value in self.values.items())
 
 
 @dataclass(frozen=True)
@@ -88,7 +114,7 @@ class Sample:
     id: str
     """Unique in its point, the same in every run."""
     values: Values
-    """Of the point."""
+    """Of the point, and of the axes that the point leaves open."""
     scores: dict[str, float]
     weight: float = 1.0
     """In means: 1, or the number of tokens that a score is of."""
@@ -119,8 +145,8 @@ class Task(ABC):
     """Where it is from, with section."""
     axes: tuple[str, ...]
     """What points vary; may depend on the options. The first is the plot's x, the second its lines or, with `heat`, its y."""
-    measures: ClassVar[tuple[Measure, ...]]
-    """The first is the one that is plotted."""
+    measures: tuple[Measure, ...]
+    """The first is the one that is plotted. May depend on the options."""
     needs: ClassVar[str] = "complete"
     """`complete`, `losses` or `memory` (see `subjects.contract`)."""
     heat: bool = False
@@ -163,14 +189,25 @@ class Task(ABC):
         """Means of one point."""
         estimates = {}
         for measure in self.measures:
-            taken = [(s.scores[measure.name], s.weight) for s in group if measure.name in s.scores]
+            taken = [sample for sample in group if measure.name in sample.scores]
             if taken:
-                numbers, weights = [score for score, _ in taken], [weight for _, weight in taken]
-                binary = measure.kind == "share" and set(numbers) <= {0.0, 1.0} and set(weights) == {1.0}
-                estimates[measure.name] = (
-                    share_of(int(sum(numbers)), len(numbers)) if binary else mean_of(numbers, weights)
-                )
+                numbers, weights = [s.scores[measure.name] for s in taken], [s.weight for s in taken]
+                clusters = [self.cluster(sample) for sample in taken]
+                share = measure.kind == "share" and set(weights) == {1.0}
+                finite = all(map(math.isfinite, numbers))
+                if share and finite and None not in clusters:
+                    estimate = share_by_group(numbers, clusters)
+                elif share and set(numbers) <= {0.0, 1.0}:
+                    estimate = share_of(int(sum(numbers)), len(numbers))
+                else:
+                    estimate = mean_of(numbers, weights)
+                estimates[measure.name] = within(estimate, 0.0, 1.0) if measure.kind == "share" else estimate
         return Row(group[0].values, len(group), estimates, self.chance(group[0].values), self.notes(group))
+
+    def cluster(self, sample: Sample) -> Hashable | None:
+        """What a sample shares with others of its point (a draw of demonstrations, a paper), so that they are not
+        independent and intervals must say so; None: it is independent."""
+        return None
 
     def chance(self, values: Values) -> dict[str, float]:
         """What guessing scores at a point, by measure; none where it is not known."""
@@ -210,7 +247,10 @@ class AnswerTask(Task):
 
     def samples(self, subject: Completes, point: Point, done: frozenset[str]) -> Iterator[Sample]:
         """Ask, score, go on."""
-        examples = [example for example in self.examples(subject, point) if example.id not in done]
+        yield from self.ask(subject, point, [e for e in self.examples(subject, point) if e.id not in done])
+
+    def ask(self, subject: Completes, point: Point, examples: Sequence[Example]) -> Iterator[Sample]:
+        """The samples of examples, in their order."""
         completions = subject.complete(
             [example.prompt for example in examples],
             max_new_tokens=self.max_new_tokens,

@@ -9,9 +9,10 @@ held-out sets with `--text NAME=PATH` (a file or folder, read as `longfocus ask`
 from __future__ import annotations
 
 import gzip
+import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,10 +41,26 @@ class Texts:
         self.own = dict(own or {})
         self._records: dict[str, list[dict[str, Any]]] = {}
         self._documents: dict[str, list[tuple[str, str]]] = {}
+        self._asked: set[str] = set()
 
     def about(self) -> dict[str, Any]:
-        """For a result's settings: own texts change what was measured, the place of the folder does not."""
-        return {"own_texts": self.own} if self.own else {}
+        """For a result's settings: own texts change what is measured, wherever they lie.
+
+        Raises:
+            InputError: an own text cannot be read.
+        """
+        return {"own_texts": {part: self._digest(part) for part in self.own}} if self.own else {}
+
+    @property
+    def unused(self) -> list[str]:
+        """Names of own texts that no task has asked for."""
+        return [part for part in self.own if part not in self._asked]
+
+    def _digest(self, part: str) -> str:
+        digest, documents = hashlib.sha256(), self._read(part)
+        for _, text in documents:
+            digest.update(hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest())
+        return f"{len(documents)} document" + "s" * (len(documents) != 1) + f", sha256 {digest.hexdigest()[:16]}"
 
     def documents(self, part: str) -> list[tuple[str, str]]:
         """(id, text) of the held-out documents of a set, or of one's own texts of that name.
@@ -51,22 +68,29 @@ class Texts:
         Raises:
             InputError: the set is not there, or an own text cannot be read.
         """
+        self._asked.add(part)
+        return self._read(part)
+
+    def _read(self, part: str) -> list[tuple[str, str]]:
         if part not in self._documents:
             if part in self.own:
                 found = find_sources([self.own[part]])
                 texts = [(s.name, "".join(block for _, block in s.blocks())) for s in found.sources]
             else:
-                texts = [(record["id"], record["text"]) for record in self.records(f"{part}/test")]
-            if not texts:
-                raise InputError(f"{part}: no documents in it.")
+                texts = [(r["id"], r["text"]) for r in self.records(f"{part}/test", ("id", "text"))]
+            if not any(text for _, text in texts):
+                raise InputError(f"{part}: no text in it.")
             self._documents[part] = texts
         return self._documents[part]
 
-    def records(self, name: str) -> list[dict[str, Any]]:
+    def records(self, name: str, fields: Sequence[str] = ()) -> list[dict[str, Any]]:
         """The records of `SET/FILE`, for instance `trec/train`.
 
+        Args:
+            fields: what each must have.
+
         Raises:
-            InputError: the file is not there or no gzipped JSON lines.
+            InputError: the file is not there, is no gzipped JSON lines, or a record lacks a field.
         """
         if name not in self._records:
             path = self.folder / f"{name}.jsonl.gz"
@@ -80,6 +104,10 @@ class Texts:
                     self._records[name] = [json.loads(line) for line in lines if line.strip()]
             except (OSError, EOFError, ValueError) as error:
                 raise InputError(f"{path} is not gzip-compressed JSON lines: {error}") from error
+        for number, record in enumerate(self._records[name], 1):
+            lacking = [key for key in fields if not isinstance(record, dict) or key not in record]
+            if lacking:
+                raise InputError(f"{self.folder / name}.jsonl.gz, line {number}: no {', '.join(lacking)} in it.")
         return self._records[name]
 
     def has(self, name: str) -> bool:

@@ -195,6 +195,10 @@ class RetrievalSource(_Part):
     chat: Annotated[float, Field(ge=0, le=1)] = 0.3
     spacing: tuple[Positive, Positive] = (20, 120)
     """Fewest and most words between facts."""
+    far: Annotated[float, Field(ge=0, le=1)] = 0.5
+    """Part of the documents that state all facts first and ask for each once, later on."""
+    lone: Annotated[float, Field(ge=0, le=1)] = 0.1
+    """Part of the documents with few facts in much hay, asked for at the end."""
 
     @model_validator(mode="after")
     def _ranges(self) -> RetrievalSource:
@@ -202,6 +206,8 @@ class RetrievalSource(_Part):
             low, high = getattr(self, name)
             if low > high:
                 raise ValueError(f"{name}: [{low}, {high}] given, expected the smaller number first")
+        if self.far + self.lone > 1:
+            raise ValueError(f"far, lone: {self.far} and {self.lone} given, expected parts that add up to at most 1")
         return self
 
 

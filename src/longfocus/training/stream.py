@@ -68,6 +68,8 @@ def open_mixture(
                 plain_hay=source.plain_hay,
                 chat=source.chat,
                 spacing=source.spacing,
+                far=source.far,
+                lone=source.lone,
                 name=source.name,
             )
     for source in data.sources:

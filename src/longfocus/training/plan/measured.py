@@ -5,18 +5,16 @@ What plans are checked against. It needs the weights, trains in this one process
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import statistics
 import tempfile
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from longfocus.process_memory import forget_peak, peak_bytes, resident_bytes, return_freed
 from longfocus.training.recipes import Recipe
 
 
@@ -67,9 +65,9 @@ def measure(recipe: Recipe, steps: int = 2) -> Measured:
             if len(self.seconds) == 1:
                 states = [value for state in kwargs["optimizer"].state.values() for value in state.values()]
                 held = [*kwargs["model"].parameters(), *filter(torch.is_tensor, states)]
-                _return_freed()
-                self.program = _status("VmRSS") - sum(tensor.numel() * tensor.element_size() for tensor in held)
-                _forget_peak()
+                return_freed()
+                self.program = resident_bytes() - sum(tensor.numel() * tensor.element_size() for tensor in held)
+                forget_peak()
 
     with tempfile.TemporaryDirectory() as folder:
         changes = {"output": folder, "steps": steps + 1, "tokens": None, "report_to": [], "push_to_hub": None}
@@ -87,7 +85,7 @@ def measure(recipe: Recipe, steps: int = 2) -> Measured:
         trainer.train()
     seconds = statistics.median(watch.seconds[1:])
     on_gpu = torch.cuda.is_available() and recipe.run.device != "cpu"
-    peak = torch.cuda.max_memory_allocated() if on_gpu else max(0, _status("VmHWM") - watch.program)
+    peak = torch.cuda.max_memory_allocated() if on_gpu else max(0, peak_bytes() - watch.program)
     return Measured(steps, seconds, recipe.tokens_per_step(window) / seconds, peak, watch.program)
 
 
@@ -110,22 +108,3 @@ class _RandomText:
 
     def state_dict(self) -> dict[str, Any]:
         return {}
-
-
-def _status(name: str) -> int:
-    """Bytes, from what Linux says of this process; 0 elsewhere."""
-    path = Path("/proc/self/status")
-    lines = path.read_text().splitlines() if path.exists() else []
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(name + ":")), 0)
-
-
-def _return_freed() -> None:
-    """Let the allocator give back what it keeps for later."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)
-
-
-def _forget_peak() -> None:
-    """Loading and the first step may have taken more than training will."""
-    with contextlib.suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")
