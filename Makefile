@@ -22,8 +22,7 @@ nightly: $(VENV)/.dev  ## all tests, the long ones too, and the benchmarks (hour
 	$(BIN)/python benchmarks/inference.py --out out/inference
 	$(BIN)/python benchmarks/crossbatch.py --out out/crossbatch
 	$(BIN)/python benchmarks/training_cost.py --out out/training_cost
-	$(BIN)/python benchmarks/passkey.py --lengths 8k,32k --prompts 50 --rows memory --read-span 8k --out out/passkey
-	$(BIN)/python benchmarks/perplexity.py --base default-base --read-span 8k --out out/perplexity
+	$(BIN)/longfocus eval passkey perplexity --dtype bfloat16 --lengths 8k,32k --out out/eval
 
 check: lint types  ## what CI checks besides the tests
 

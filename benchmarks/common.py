@@ -1,4 +1,4 @@
-"""What the benchmarks that judge a model share: options, loading, held-out texts, results on disk.
+"""What the benchmarks that judge a model share: options, loading, results on disk.
 
 Imported before torch, so that waiting threads do not spin.
 """
@@ -6,15 +6,11 @@ Imported before torch, so that waiting threads do not spin.
 from __future__ import annotations
 
 import argparse
-import gzip
-import json
-import math
 import os
 import platform
 import sys
 import time
 from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +22,9 @@ import torch
 import transformers
 
 import longfocus
+from longfocus.evaluation.record import write_json as write_json
+from longfocus.settings import size_of
+from longfocus.settings import sizes_of as sizes_of
 
 DATA = Path(__file__).resolve().parents[2] / "shared/data"
 DTYPES = ("float32", "bfloat16", "float16")
@@ -37,21 +36,6 @@ def note(text: str) -> None:
 
 
 # -- options -----------------------------------------------------------------------------------------------
-
-
-def size_of(text: str) -> int:
-    """Tokens: `8k` is 8,192."""
-    return int(float(text[:-1]) * 1024) if text.lower().endswith("k") else int(text)
-
-
-def sizes_of(text: str) -> list[int]:
-    """Comma-separated sizes, without repeats, in order."""
-    return sorted({size_of(part) for part in text.split(",")})
-
-
-def size_name(tokens: int) -> str:
-    """The inverse of `size_of`, for tables and axes."""
-    return f"{tokens // 1024}k" if tokens and tokens % 1024 == 0 else f"{tokens:,}"
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
@@ -77,8 +61,7 @@ def focus_options(arguments: argparse.Namespace) -> dict[str, Any]:
     if arguments.memory_layers is not None:
         options["memory_layers"] = [int(part) for part in arguments.memory_layers.split(",")]
     if arguments.read_span is not None:
-        span = size_of(arguments.read_span)
-        options["read_span"] = None if span < 0 else span
+        options["read_span"] = None if arguments.read_span == "-1" else size_of(arguments.read_span)
     return options
 
 
@@ -101,43 +84,7 @@ def load_focused(arguments: argparse.Namespace) -> tuple[Any, Any]:
     return model, longfocus.load_tokenizer(arguments.model)
 
 
-def load_plain(source: str, arguments: argparse.Namespace) -> Any:
-    """The same checkpoint, or another, as `transformers` alone would run it."""
-    dtype = getattr(torch, arguments.dtype) if arguments.dtype else None
-    alone = longfocus.FocusConfig(memory_layers=())
-    return longfocus.detach(longfocus.load(source, alone, dtype=dtype, device=arguments.device, announce=note))
-
-
-def longest_plain(model: Any) -> int:
-    """Tokens that a plain model's positions cover."""
-    return int(getattr(model.config, "max_position_embeddings", None) or 1 << 30)
-
-
-# -- texts -------------------------------------------------------------------------------------------------
-
-
-@cache
-def held_out(part: str) -> list[tuple[str, str]]:
-    """(id, text) of the test documents of a set: books, code, arxiv, isabelle."""
-    path = DATA / part / "test.jsonl.gz"
-    if not path.exists():
-        raise SystemExit(f"{path} is not there; the texts are described in {DATA}/README.md.")
-    with gzip.open(path, "rt", encoding="utf-8") as lines:
-        return [(record["id"], record["text"]) for record in map(json.loads, lines)]
-
-
 # -- results -----------------------------------------------------------------------------------------------
-
-
-def wilson(right: int, total: int) -> tuple[float, float]:
-    """The 95% interval of a share (Wilson 1927), which holds for small counts and at 0 and 1 too."""
-    if not total:
-        return 0.0, 1.0
-    z = 1.959964
-    share = right / total
-    middle = (share + z * z / (2 * total)) / (1 + z * z / total)
-    half = z / (1 + z * z / total) * math.sqrt(share * (1 - share) / total + z * z / (4 * total * total))
-    return max(0.0, middle - half), min(1.0, middle + half)
 
 
 def here() -> dict[str, Any]:
@@ -165,13 +112,6 @@ def about(arguments: argparse.Namespace, focused: Any) -> dict[str, Any]:
         "device": str(focused.focus.device),
         **here(),
     }
-
-
-def write_json(path: Path, data: Any) -> None:
-    """Whole or not at all: a kill leaves the file as it was."""
-    new = path.with_name(path.name + ".new")
-    new.write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n", "utf-8")
-    os.replace(new, path)
 
 
 def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -3,9 +3,9 @@
     python benchmarks/sinks.py                       # before and after the fine-tune, about 8 minutes on 2 cores
 
 A window's first token draws much attention by itself (an attention sink), and a memory holds one such key per window.
-Pass-key prompts (`passkey.py`, filler) are answered with all of the memory, and with each window's first token left
-out of it. Beside the answers: the part of all attention to memory that first tokens receive, by memory layer, mean
-over the queries of the last window and over heads. The samples are those of `passkey.py` with the same seed.
+Pass-key prompts (`longfocus eval passkey`, filler) are answered with all of the memory, and with each window's first
+token left out of it, in reading as in answering. Beside the answers: the part of all attention to memory that first
+tokens receive, by memory layer, mean over all queries that saw a memory and over heads.
 """
 
 from __future__ import annotations
@@ -22,10 +22,13 @@ from typing import Any
 import torch
 
 import common
-import passkey
 from longfocus.attention import share
 from longfocus.memory.context import MemoryContext
 from longfocus.memory.contract import KVChunk
+from longfocus.settings import sizes_of
+from longfocus.subjects.local import FocusedSubject
+from longfocus.tasks.passkey import Passkey, PasskeyOptions
+from longfocus.tasks.texts import Texts
 
 
 @contextmanager
@@ -68,33 +71,33 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("out/sinks"))
     arguments = parser.parse_args()
-    arguments.haystack, arguments.depths = "filler", None
     common.quiet(arguments)
     rows: list[list[str]] = []
     results = []
     for name in arguments.models.split(","):
         arguments.model = name
         model, tokenizer = common.load_focused(arguments)
+        subject = FocusedSubject(model, tokenizer, name)
         window = model.focus.config.window_tokens
-        for length in common.sizes_of(arguments.lengths):
-            prompts = passkey.prompts_of(tokenizer, length, arguments)
+        options = PasskeyOptions(
+            lengths=sizes_of(arguments.lengths), samples=arguments.prompts, haystacks=["filler"], seed=arguments.seed
+        )
+        task = Passkey(options, Texts())
+        for point in task.points(subject):
+            length = int(point.values["tokens"])
             for leave_out in (False, True):
-                right = 0
                 with first_tokens(window, leave_out) as shares:
-                    for prompt in prompts:
-                        ids = torch.tensor([tokenizer(prompt.text)["input_ids"]])
-                        right += prompt.key in passkey.generated(model, tokenizer, ids)
+                    found = [sample.scores["right"] for sample in task.samples(subject, point, frozenset())]
+                right, prompts = int(sum(found)), len(found)
                 mass = {layer: round(statistics.mean(values), 3) for layer, values in shares.items()}
                 what = "left out" if leave_out else "kept"
-                common.note(
-                    f"{name}, {length:,} tokens, first tokens {what}: {right} of {len(prompts)} right, share {mass}"
-                )
+                common.note(f"{name}, {length:,} tokens, first tokens {what}: {right} of {prompts} right, share {mass}")
                 rows.append(
                     [
                         name,
                         f"{length:,}",
                         what,
-                        f"{right} of {len(prompts)}",
+                        f"{right} of {prompts}",
                         ", ".join(f"{layer}: {value:.2f}" for layer, value in mass.items()),
                     ]
                 )
@@ -104,7 +107,7 @@ def main() -> None:
                         "tokens": length,
                         "left_out": leave_out,
                         "right": right,
-                        "prompts": len(prompts),
+                        "prompts": prompts,
                         "share": mass,
                     }
                 )

@@ -4,7 +4,7 @@ Ordinary text rarely needs what stood thousands of tokens before, so a model tha
 hardly meets the case that a memory is for. Here the case is frequent: random names and values, in many
 wordings, among real text or repeated plain sentences, and later a question with its answer, a restatement, or a
 turn of chat. It is synthetic and said to be so; the wording and numbers of the pass-key evaluation
-(`benchmarks/passkey.py`) are not in it.
+(`tasks/passkey.py`) are not in it.
 
 A document is a function of (seed, its number): nothing is stored, and a resumed run meets the same text.
 """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal
 
@@ -20,6 +21,8 @@ OPENING = (
 )
 FILLER = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
 QUESTION = "What is the pass key? The pass key is"
+LONGEST_ANSWER = 100
+"""Characters of an answer that are looked at: more than its ten tokens, less than any echo of a prompt up to a key."""
 
 
 class PasskeyOptions(TaskOptions):
@@ -110,8 +113,12 @@ class Passkey(AnswerTask):
         return text, len(front) / max(1, len(front) + len(back))
 
     def score(self, example: Example, completion: Completion) -> dict[str, float]:
-        """Right when the number is there; beyond the window when it lay in memory whole."""
-        right = float(example.expected["key"] in completion.text)
+        """Right when the number is there, also as 12,345; beyond the window when it lay in memory whole.
+
+        Only the beginning of an answer counts, so that an endpoint that answers with all of the prompt has nothing right.
+        """
+        said = re.sub(r"(?<=\d),(?=\d)", "", completion.text[:LONGEST_ANSWER])
+        right = float(example.expected["key"] in said)
         end = example.expected["key_at"] + len("The pass key is 12345. Remember it. 12345 is the pass key.")
         beyond = completion.local_from is not None and end <= completion.local_from
         return {"right": right} | ({"right beyond the window": right} if beyond else {})
