@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from typing import Any
 import pytest
 import torch
 
-from longfocus.errors import EvaluationError, InputError, UnsuitableError, UnsupportedCallError
+from longfocus.errors import ConfigError, EvaluationError, InputError, UnsuitableError, UnsupportedCallError
 from longfocus.evaluation import run
 from longfocus.evaluation.record import PLOT, RESULTS, SAMPLES, TABLE, Results
 from longfocus.evaluation.run import evaluate
@@ -290,6 +291,14 @@ def test_a_missing_data_set_is_said_before_anything_is_written(tmp_path: Path) -
     with pytest.raises(InputError, match=r"books/test.jsonl.gz is not there; say with --data"):
         evaluate(task, Adder(), tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_without_scipy_nothing_is_measured_in_vain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "scipy.special", None)
+    subject = Adder()
+    with pytest.raises(ConfigError, match=r"Intervals need scipy: pip install 'longfocus\[eval\]'"):
+        evaluate(adding(), subject, tmp_path / "run")
+    assert subject.asked == [] and not (tmp_path / "run").exists()
 
 
 # -- rows --------------------------------------------------------------------------------------------------

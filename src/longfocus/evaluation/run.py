@@ -19,6 +19,7 @@ from longfocus.evaluation.tables import table
 from longfocus.plots import save
 from longfocus.subjects.contract import CAPABILITIES, WHY_NOT, Completes
 from longfocus.tasks.contract import Point, Task
+from longfocus.tasks.statistics import mean_of
 
 Step = Callable[[Point, int, int], None]
 """(point, samples of all points that are there, samples of all points)."""
@@ -41,6 +42,7 @@ def evaluate(task: Task, subject: Completes, folder: Path, *, fresh: bool = Fals
         InputError: a data set is missing.
     """
     check(task, subject)
+    mean_of([0.0, 1.0])  # intervals need scipy, which is said now and not after the first point
     points = list(task.points(subject))
     fitting, refused = [], {}
     for point in points:

@@ -137,4 +137,6 @@ class Passkey(AnswerTask):
             third[0] += int(sample.scores["right"])
             third[1] += 1
         names = ("first third", "middle", "last third")
-        return {name: f"{right} of {total}" for name, (right, total) in zip(names, thirds, strict=True)}
+        return {
+            name: f"{right} of {total}" if total else "" for name, (right, total) in zip(names, thirds, strict=True)
+        }
