@@ -654,11 +654,10 @@ def test_every_command_has_examples_that_it_understands(name: str) -> None:
     assert (done.code, done.err) == (0, "")
     shown = done.out.partition("Examples:")[2]
     examples = re.findall(r"longfocus (.+)", importlib.import_module(COMMANDS[name].partition(":")[0]).EPILOG)
-    assert len(examples) >= 2
+    assert sum(example.split()[0] == name for example in examples) >= 2  # others show what comes next
     group: Any = typer.main.get_command(app)
     for example in examples:
         command, *arguments = shlex.split(example)
-        assert command == name
         assert " ".join(example.split()) in " ".join(shown.split())
         group.commands[command].make_context(command, arguments)  # raises where an option is unknown
 
