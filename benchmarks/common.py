@@ -22,6 +22,7 @@ import torch
 import transformers
 
 import longfocus
+from longfocus.config import MEMORY_DTYPES
 from longfocus.evaluation.record import write_json as write_json
 from longfocus.settings import size_of
 from longfocus.settings import sizes_of as sizes_of
@@ -46,7 +47,7 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=int, help="CPU threads")
     parser.add_argument("--window", type=int, metavar="TOKENS", help="local window")
     parser.add_argument("--memory-layers", metavar="N,N,…", help="layers that see the memory")
-    parser.add_argument("--memory-dtype", choices=DTYPES, help="how keys and values are stored")
+    parser.add_argument("--memory-dtype", choices=MEMORY_DTYPES, help="how keys and values are stored")
     parser.add_argument("--retrieval", choices=("dense", "exact"))
     parser.add_argument("--k", type=int, help="keys per query and head for exact retrieval")
     parser.add_argument(

@@ -41,7 +41,7 @@ def first_tokens(window: int, leave_out: bool) -> Iterator[dict[int, list[float]
         for chunk in chunks(context, layer):
             index = torch.arange(chunk.start, chunk.start + chunk.keys.shape[2])
             mask = ((index % window == 0) == first)[None]
-            yield KVChunk(chunk.keys, chunk.values, mask, chunk.start)
+            yield chunk._replace(mask=mask, records=None)
 
     def noting(context: MemoryContext, layer: int, query: torch.Tensor, **options: Any) -> Any:
         whole = attend(context, layer, query, **options)

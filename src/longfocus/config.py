@@ -16,7 +16,7 @@ from longfocus.errors import ConfigError, did_you_mean
 Positions = Literal["first", "none", "absolute"]
 Retrieval = Literal["dense", "exact"]
 Overflow = Literal["slide", "all"]
-MEMORY_DTYPES = ("float32", "float16", "bfloat16")
+MEMORY_DTYPES = ("float32", "float16", "bfloat16", "int8")
 DEFAULT_WINDOW_TOKENS = 512
 
 
@@ -53,7 +53,8 @@ class FocusConfig:
     """Keys per query and head under `exact` retrieval (the paper: 32, 64 or 128)."""
 
     memory_dtype: str | None = None
-    """Storage of memory keys and values: float32, float16 or bfloat16. None: the model's own dtype."""
+    """Storage of memory keys and values: float32, float16, bfloat16, or int8 with a scale per token and head (half the
+    bytes of float16). None: the model's own dtype."""
 
     memory_device: str | None = None
     """Where memory lies, for instance `cpu` while the model is on a GPU. None: where the model is."""

@@ -321,6 +321,26 @@ def test_a_chat_ends_with_its_input(saved: Path) -> None:
     assert longfocus("chat", saved, stdin=b"").code == 0
 
 
+def test_an_int8_memory_is_made_described_added_to_and_asked(
+    tmp_path: Path, tiny_model: Path, note: Path, prose: Path
+) -> None:
+    """The second remember and the questions take the dtype from the memory."""
+    model = ("--model", tiny_model)
+    for folder, dtype in (("half", "float16"), ("quarter", "int8")):
+        assert longfocus("remember", note, "--into", tmp_path / folder, *model, "--memory-dtype", dtype).code == 0
+    half, quarter = (only_line(longfocus("info", tmp_path / folder, "--json").out) for folder in ("half", "quarter"))
+    assert quarter["dtype"] == quarter["options"]["memory_dtype"] == "int8"
+    assert quarter["tokens"] == half["tokens"] > 0
+    assert 2 * quarter["bytes_per_token"] == half["bytes_per_token"]
+    assert f"({quarter['bytes_per_token']:,} a token, int8)" in longfocus("info", tmp_path / "quarter").out
+    assert longfocus("remember", prose, "--into", tmp_path / "quarter").code == 0
+    answers = [
+        only_line(longfocus("ask", tmp_path / "quarter", "Who?", "--json", "--max-new-tokens", 4).out)["answer"]
+        for _ in range(2)
+    ]
+    assert answers[0] == answers[1]
+
+
 def test_info_says_what_is_inside(saved: Path, note: Path, tiny_model: Path) -> None:
     done = longfocus("info", saved)
     assert (done.code, done.err) == (0, "")

@@ -55,7 +55,7 @@ from tests.memory.saved import (
 from tests.models import MEMORY_LAYERS, MODELS, logits, tiny
 from tests.small_tokenizers import talking, tokenizer
 
-DTYPES = ["float32", "float16", "bfloat16"]
+DTYPES = ["float32", "float16", "bfloat16", "int8"]
 KILLS = 16
 
 

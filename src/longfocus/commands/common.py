@@ -42,7 +42,7 @@ MemoryDtype = Annotated[
     typer.Option(
         "--memory-dtype",
         metavar="DTYPE",
-        help="How keys and values are stored: float32, float16 or bfloat16.  [default: float16]",
+        help="How keys and values are stored: float32, float16, bfloat16 or int8.  [default: float16]",
     ),
 ]
 ReadSpan = Annotated[

@@ -124,7 +124,9 @@ class MemoryContext:
                 low = chunk.start - part.start
                 mask = torch.from_numpy(seen[:, low : low + chunk.keys.shape[2]]).to(chunk.keys.device)
                 rows = (mask.shape[0], -1, -1, -1)
-                yield KVChunk(chunk.keys.expand(rows), chunk.values.expand(rows), mask, chunk.start)
+                yield chunk._replace(
+                    keys=chunk.keys.expand(rows), values=chunk.values.expand(rows), mask=mask, records=None
+                )
 
     def join(self, layer: int, window: LocalWindow, *, scale: float, softcap: float | None) -> Tensor:
         """See `AdditionalContext.join`."""

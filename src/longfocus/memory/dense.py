@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 
 import torch
@@ -11,10 +12,11 @@ from longfocus.attention import attend, merge
 from longfocus.attention.fused import StepPieces
 from longfocus.attention.select import choose
 from longfocus.memory.contract import KVChunk
+from longfocus.memory.storage import StorageDtype
 
 
 class Scratch:
-    """Buffers that widen stored chunks (float16, bfloat16) to the query's dtype without fresh allocations."""
+    """Buffers that widen stored chunks (float16, int8, …) to the query's dtype without fresh allocations."""
 
     def __init__(self) -> None:
         self._buffers: dict[tuple[torch.dtype, torch.device], Tensor] = {}
@@ -23,25 +25,30 @@ class Scratch:
         """The chunk's keys and values in the dtype and on the device of `like`."""
         if chunk.keys.dtype == like.dtype and chunk.keys.device == like.device:
             return chunk.keys, chunk.values
-        if torch.is_grad_enabled() and like.requires_grad:  # autograd keeps them: no sharing
-            return chunk.keys.to(like), chunk.values.to(like)
         if chunk.records is not None:  # in the order in which they lie: one pass over consecutive numbers
-            records = self._copy(chunk.records, like)
+            records = self._read(chunk.records, chunk.storage, like)
             return records[:, :, 0].transpose(1, 2), records[:, :, 1].transpose(1, 2)
-        both = self._copy(torch.stack((chunk.keys, chunk.values)), like)
+        both = self._read(torch.stack((chunk.keys, chunk.values)), chunk.storage, like)
         return both[0], both[1]
 
-    def _copy(self, source: Tensor, like: Tensor) -> Tensor:
+    def _read(self, stored: Tensor, storage: StorageDtype | None, like: Tensor) -> Tensor:
+        """Stored vectors (…, elements) as numbers (…, head_dim)."""
+        shape = (*stored.shape[:-1], like.shape[-1])
+        if torch.is_grad_enabled() and like.requires_grad:  # autograd keeps them: no sharing
+            out = torch.empty(shape, dtype=like.dtype, device=like.device)
+        else:
+            out = self._buffer(math.prod(shape), like).view(shape)
+        if storage is None:
+            return out.copy_(stored)
+        storage.decode_into(out, stored)
+        return out
+
+    def _buffer(self, numbers: int, like: Tensor) -> Tensor:
         key = (like.dtype, like.device)
         buffer = self._buffers.get(key)
-        if (
-            buffer is None
-            or buffer.numel() < source.numel()
-            or buffer.is_inference() != torch.is_inference_mode_enabled()
-        ):
-            buffer = torch.empty(source.numel(), dtype=like.dtype, device=like.device)
-            self._buffers[key] = buffer
-        return buffer[: source.numel()].view(source.shape).copy_(source)
+        if buffer is None or buffer.numel() < numbers or buffer.is_inference() != torch.is_inference_mode_enabled():
+            buffer = self._buffers[key] = torch.empty(numbers, dtype=like.dtype, device=like.device)
+        return buffer[:numbers]
 
 
 def fold_rows(query: Tensor) -> Tensor:

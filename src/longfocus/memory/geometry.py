@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from longfocus.errors import MemoryMismatchError
+from longfocus.memory.storage import storage_dtype
 
 _MEANING = {
     "model": "the model's weights",
@@ -48,8 +49,7 @@ class MemoryGeometry:
     @property
     def bytes_per_token(self) -> int:
         """Bytes of one token's keys and values in all memory layers."""
-        item = {"float32": 4, "float16": 2, "bfloat16": 2, "float64": 8}[self.dtype]
-        return len(self.layers) * 2 * self.kv_heads * self.head_dim * item
+        return len(self.layers) * 2 * self.kv_heads * storage_dtype(self.dtype).bytes(self.head_dim)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready form."""
@@ -57,7 +57,8 @@ class MemoryGeometry:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> MemoryGeometry:
-        """Inverse of `to_dict`; unknown or missing keys raise TypeError."""
+        """Inverse of `to_dict`; unknown or missing keys raise TypeError, an unknown storage dtype ValueError."""
+        storage_dtype(data["dtype"])
         return cls(**{**data, "layers": tuple(data["layers"])})
 
     def check(self, other: MemoryGeometry, what: str) -> None:

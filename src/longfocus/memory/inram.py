@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 
 from longfocus.memory.documents import TOKEN_DTYPE, Document
 from longfocus.memory.geometry import MemoryGeometry
 from longfocus.memory.ram import RamStore
+from longfocus.memory.storage import storage_dtype
 
 
 class RamBackend:
@@ -25,7 +25,7 @@ class RamBackend:
     def clear(self) -> None:
         """Forget everything."""
         geometry = self.geometry
-        dtype = getattr(torch, geometry.dtype)
+        dtype = storage_dtype(geometry.dtype)
         self.store = RamStore(geometry.layers, geometry.kv_heads, geometry.head_dim, dtype)
         self._table: list[np.ndarray] = []
         self._text = bytearray()

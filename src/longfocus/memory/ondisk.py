@@ -4,7 +4,7 @@ The format, described for other programs in docs/formats.md, version 1. In one f
 
     memory.json        what made it (geometry, options, model): written once, whole or not at all
     journal.jsonl      the commit point: one line per committed window, each with a checksum of itself
-    kv-008.1.bin       records of memory layer 8, generation 1: (tokens, 2, Hkv, head_dim), key before value
+    kv-008.1.bin       records of memory layer 8, generation 1: (tokens, 2, Hkv, head_dim), key before value, in a storage dtype
     tokens.1.bin       one row per token: character u64, byte u64, id u32, little-endian, packed
     text.1.bin         the documents' texts in UTF-8, one after another
     lock               held by the one writer
@@ -36,6 +36,7 @@ from longfocus.errors import MemoryFormatError, MemoryLockedError, MemoryStoreEr
 from longfocus.memory.contract import CHUNK_TOKENS, KVChunk, chunk_of
 from longfocus.memory.documents import TOKEN_DTYPE, Document
 from longfocus.memory.geometry import MemoryGeometry
+from longfocus.memory.storage import storage_dtype
 
 FORMAT = "longfocus-memory"
 VERSION = 1
@@ -44,9 +45,6 @@ UNFINISHED = "unfinished"
 """Sub-folder that `save` fills before it moves the files up, the manifest last."""
 VERIFY_ON_OPEN_BYTES = 1 << 30
 """Checksums of all data are compared when opening memories up to this size; `verify` does it for any."""
-
-_NUMPY = {"float32": np.float32, "float16": np.float16, "bfloat16": np.uint16, "float64": np.float64}
-
 
 _DATA_FILE = re.compile(r"(kv-\d{3,}|tokens|text)\.\d+\.bin")
 
@@ -380,10 +378,9 @@ class DiskStore:
     def __init__(self, backend: DiskBackend) -> None:
         geometry = backend.geometry
         self._backend = backend
-        self._shape = (2, geometry.kv_heads, geometry.head_dim)
-        self._numpy = np.dtype(_NUMPY[geometry.dtype])
-        self._torch: torch.dtype = getattr(torch, geometry.dtype)
-        self.record_bytes = int(np.prod(self._shape)) * self._numpy.itemsize
+        self.storage = storage_dtype(geometry.dtype)
+        self._shape = (2, geometry.kv_heads, self.storage.elements(geometry.head_dim))
+        self.record_bytes = 2 * geometry.kv_heads * self.storage.bytes(geometry.head_dim)
         self._tokens = backend.tokens
         self._maps: dict[int, Tensor] = {}
 
@@ -403,12 +400,10 @@ class DiskStore:
         count = 0
         for layer, new in records.items():
             assert new.shape[0] == 1
-            data = new[0].detach().to(device="cpu", dtype=self._torch).contiguous()
+            data = self.storage.store(new[0].detach()).to("cpu").contiguous()
             count = data.shape[0]
-            raw = data.view(torch.uint8) if data.dtype == torch.bfloat16 else data
-            self._backend._write(
-                self._backend.layer_file(layer), self._tokens * self.record_bytes, raw.numpy().tobytes()
-            )
+            raw = data.view(torch.uint8).numpy().tobytes()
+            self._backend._write(self._backend.layer_file(layer), self._tokens * self.record_bytes, raw)
         self._tokens += count
 
     def rewind(self, tokens: int) -> None:
@@ -425,7 +420,7 @@ class DiskStore:
         low = start
         while low < stop:
             high = min((low // CHUNK_TOKENS + 1) * CHUNK_TOKENS, stop)
-            yield chunk_of(mapped[low:high].unsqueeze(0), None, low)
+            yield chunk_of(mapped[low:high].unsqueeze(0), None, low, self.storage)
             low = high
 
     def _mapped(self, layer: int) -> Tensor:
@@ -435,10 +430,7 @@ class DiskStore:
             # copy-on-write: torch wants a writable array, the file must never change
             file = self._backend._file(self._backend.layer_file(layer))
             mapped = mmap.mmap(file, self._tokens * self.record_bytes, access=mmap.ACCESS_COPY)
-            found = torch.from_numpy(np.frombuffer(mapped, self._numpy).reshape(shape))
-            if self._torch == torch.bfloat16:
-                found = found.view(torch.bfloat16)
-            self._maps[layer] = found
+            found = self._maps[layer] = torch.frombuffer(mapped, dtype=self.storage.element).view(shape)
         return found
 
 

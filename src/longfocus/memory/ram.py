@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from longfocus.memory.contract import CHUNK_TOKENS, KVChunk, chunk_of
+from longfocus.memory.storage import StorageDtype, storage_dtype
 
 
 class RamStore:
@@ -19,15 +20,15 @@ class RamStore:
         layers: Sequence[int],
         kv_heads: int,
         head_dim: int,
-        dtype: torch.dtype,
+        dtype: StorageDtype | torch.dtype,
         *,
         rows: int = 1,
         device: torch.device | str = "cpu",
         block_tokens: int = CHUNK_TOKENS,
     ) -> None:
         self.layers = tuple(layers)
-        self.shape = (2, kv_heads, head_dim)
-        self.dtype = dtype
+        self.storage = storage_dtype(dtype) if isinstance(dtype, torch.dtype) else dtype
+        self.shape = (2, kv_heads, self.storage.elements(head_dim))
         self.device = torch.device(device)
         self.block_tokens = block_tokens
         self._rows = rows
@@ -49,10 +50,10 @@ class RamStore:
     def nbytes(self) -> int:
         """Bytes of the records (allocated blocks may hold a little more)."""
         number = self._tokens * self._rows * len(self.layers)
-        return number * self.shape[0] * self.shape[1] * self.shape[2] * self.dtype.itemsize
+        return number * self.shape[0] * self.shape[1] * self.shape[2] * self.storage.element.itemsize
 
     def append(self, records: Mapping[int, Tensor], mask: np.ndarray | None = None) -> None:
-        """See `KVStore.append`; records are cast to the store's dtype and moved to its device."""
+        """See `KVStore.append`; records are written in the store's dtype and moved to its device."""
         assert set(records) == set(self.layers), "records for every memory layer, and no other"
         count = next(iter(records.values())).shape[1] if records else 0
         if mask is not None and mask.all():
@@ -68,7 +69,7 @@ class RamStore:
             take = min(block[self.layers[0]].shape[1] - used, count - done)
             for layer, new in records.items():
                 # through .data: autograd may hold views of earlier records, which stay as they are
-                block[layer].data[:, used : used + take].copy_(new[:, done : done + take].detach())
+                block[layer].data[:, used : used + take].copy_(self.storage.store(new[:, done : done + take].detach()))
             self._masks[-1][:, used : used + take] = True if mask is None else mask[:, done : done + take]
             self._used[-1] = used + take
             done += take
@@ -82,7 +83,7 @@ class RamStore:
         size = min(self.block_tokens, max(base + wanted, 2 * base, 256))
         shape = (self._rows, size, *self.shape)
         with torch.inference_mode(False):  # a block may outlive the mode it was first written in
-            block = {layer: torch.empty(shape, dtype=self.dtype, device=self.device) for layer in self.layers}
+            block = {layer: torch.empty(shape, dtype=self.storage.element, device=self.device) for layer in self.layers}
         mask = np.zeros((self._rows, size), dtype=bool)
         if growing:
             for layer, records in self._blocks[-1].items():
@@ -116,7 +117,7 @@ class RamStore:
                 allowed = None
                 if not self._dense and not mask[:, low:high].all():
                     allowed = torch.from_numpy(mask[:, low:high]).to(self.device)
-                yield chunk_of(block[layer][:, low:high], allowed, at + low)
+                yield chunk_of(block[layer][:, low:high], allowed, at + low, self.storage)
             at += used
 
     def row_mask(self) -> np.ndarray | None:

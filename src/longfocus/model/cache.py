@@ -34,9 +34,6 @@ if TYPE_CHECKING:
     from longfocus.model.focus import Focus
 
 
-_FLOAT16_LARGEST = float(torch.finfo(torch.float16).max)
-
-
 class LocalLayer(CacheLayerMixin):
     """Keys and values of one layer's local window, in a buffer with room to append."""
 
@@ -342,6 +339,7 @@ class FocusCache(Cache):
             self.stored = self.stored | moving
             return
         low, high = int(used[0]), int(used[-1]) + 1
+        storage = self.focus.storage
         records: dict[int, Tensor] = {}
         with torch.no_grad():
             for index in self.focus.config.layers:
@@ -349,12 +347,12 @@ class FocusCache(Cache):
                 assert layer.keys is not None and layer.values is not None
                 keys = self._encode(index, layer.keys[:, :, low:high], low, high)
                 record = torch.stack((keys, layer.values[:, :, low:high]), 2).permute(0, 3, 2, 1, 4)
-                if self.focus.memory_dtype == torch.float16 and record.dtype != torch.float16:
+                if storage.largest < torch.finfo(record.dtype).max:
                     largest = float(record.abs().max())
-                    if _FLOAT16_LARGEST < largest < torch.inf:
+                    if storage.largest < largest < torch.inf:
                         raise UnsupportedCallError(
-                            f"memory_dtype: float16 holds numbers up to 65,504, and layer {index} made one of "
-                            f"{largest:,.0f}; use bfloat16 or float32."
+                            f"memory_dtype: {storage.name} holds numbers up to {storage.largest:,.6g}, and layer {index} "
+                            f"made one of {largest:,.6g}; use bfloat16 or float32."
                         )
                 records[index] = record
             self._store_for(moving.shape[0]).append(records, moving[:, low:high])

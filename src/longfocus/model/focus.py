@@ -12,6 +12,7 @@ from longfocus.errors import ConfigError
 from longfocus.memory.fingerprint import model_fingerprint
 from longfocus.memory.geometry import MemoryGeometry
 from longfocus.memory.ram import RamStore
+from longfocus.memory.storage import StorageDtype, storage_dtype
 from longfocus.model.families import Anatomy
 from longfocus.positions import RotaryTable
 
@@ -37,6 +38,9 @@ class Focus:
                     f"{self.config.window_tokens}, so tokens between would be lost. Choose a window of at most {sliding}"
                     + (f", or layers among {full}." if full else ".")
                 )
+        unfit = self.storage.why_not(self.anatomy.head_dim)
+        if unfit is not None:
+            raise ConfigError(f"memory_dtype: {unfit}.")
         self.tables: dict[int, RotaryTable] = {layer: self.anatomy.rotary(layer) for layer in self.config.layers}
 
     def __repr__(self) -> str:
@@ -58,11 +62,9 @@ class Focus:
         return self.model.get_input_embeddings().weight.device
 
     @property
-    def memory_dtype(self) -> torch.dtype:
-        """Storage dtype of memory records."""
-        if self.config.memory_dtype is not None:
-            return getattr(torch, self.config.memory_dtype)
-        return self.model.dtype
+    def storage(self) -> StorageDtype:
+        """How memory records are written."""
+        return storage_dtype(self.config.memory_dtype or self.model.dtype)
 
     def rotary(self, layer: int) -> RotaryTable:
         """Rotary table of any layer."""
@@ -74,7 +76,7 @@ class Focus:
             self.config.layers,
             self.anatomy.kv_heads,
             self.anatomy.head_dim,
-            self.memory_dtype,
+            self.storage,
             rows=rows,
             device=self.config.memory_device or self.device,
         )
@@ -97,7 +99,7 @@ class Focus:
             layers=self.config.layers,
             kv_heads=self.anatomy.kv_heads,
             head_dim=self.anatomy.head_dim,
-            dtype=str(self.memory_dtype).removeprefix("torch."),
+            dtype=self.storage.name,
             window=self.config.window_tokens,
             overlap=self.config.overlap,
             memory_positions=self.config.memory_positions,
