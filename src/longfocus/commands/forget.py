@@ -18,7 +18,7 @@ EPILOG = """Examples:
 
   longfocus forget project.memory vendor --json
 
-Nobody sees the documents any more from then on; longfocus compact gives their space back.
+Nobody sees the documents any more from then on; the command compact gives their space back.
 """
 
 

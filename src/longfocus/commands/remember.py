@@ -29,7 +29,7 @@ EPILOG = """Examples:
 
   longfocus remember --into project.memory --update
 
-Ctrl-C keeps what was read so far; the same command goes on from there. Files that are in the memory already, unchanged, are passed over. --update reads files that have changed and removes what was remembered of them before, once they are read to their end; longfocus compact gives the space back.
+Ctrl-C keeps what was read so far; the same command goes on from there. Files that are in the memory already, unchanged, are passed over. --update reads files that have changed and removes what was remembered of them before, once they are read to their end; the command compact gives the space back.
 """
 
 

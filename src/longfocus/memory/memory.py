@@ -77,8 +77,9 @@ class Memory:
     """Remembered texts.
 
     Tokens are numbered in the order in which they were read. A document that is removed keeps its numbers until the memory is
-    compacted; nobody sees it meanwhile, and an answer is what it would be without it: the same bits where the documents that
-    are left begin at the same place in their chunk of CHUNK_TOKENS and no chunk is divided, else to float tolerance.
+    compacted; nobody sees it meanwhile, and an answer is what it would be without it: the same bits where the tokens that are
+    left fall into the same chunks (nothing before them was removed, or whole multiples of CHUNK_TOKENS, or they are one range
+    inside a chunk), else to float tolerance. After compaction it is the same bits always.
     """
 
     _chosen: tuple[Document, ...] | None = None  # of a view made by `select`
