@@ -55,6 +55,10 @@ class Prefix:
     store: Any
     tokens: int
 
+    @property
+    def ranges(self) -> tuple[tuple[int, int], ...]:
+        return ((0, self.tokens),)
+
 
 def real_ids(tokenizer: Any, count: int) -> tuple[list[int], str]:
     """`count` token ids of real text, and where they come from."""

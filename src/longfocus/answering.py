@@ -89,7 +89,7 @@ class Conversation:
             )
         ids = [*self._ids, *prompt]
         device = self.model.focus.device
-        recorder = MassRecorder(self.memory.tokens if self.memory is not None else 0)
+        recorder = MassRecorder(self.memory.extent if self.memory is not None else 0)
         pieces: list[str] = []
 
         def receive(text: str) -> None:

@@ -15,7 +15,8 @@
         ├── MemoryFormatError      truncated, corrupted, foreign or newer than this version
         ├── MemoryMismatchError    made by another model, other layers, another window or dtype
         ├── MemoryLockedError      another process is writing to it
-        └── MemoryWriteError       the disk refused: full, read-only, no permission
+        ├── MemoryWriteError       the disk refused: full, read-only, no permission
+        └── DocumentNotFoundError  no document of that name or pattern is in the memory
 
 Programmers' mistakes inside the package are `assert`s, not members of this tree.
 """
@@ -88,6 +89,10 @@ class MemoryLockedError(MemoryStoreError):
 
 class MemoryWriteError(MemoryStoreError):
     """The disk refused a write; what was committed before is intact."""
+
+
+class DocumentNotFoundError(MemoryStoreError, LookupError):
+    """A memory holds no document of that name, and none that matches the pattern."""
 
 
 def did_you_mean(name: str, known: Sequence[str]) -> str:

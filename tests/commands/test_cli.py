@@ -215,6 +215,112 @@ def test_interrupted_it_leaves_a_usable_memory_and_the_same_command_goes_on(
         assert_same(held(memory), expected)
 
 
+# -- documents: update, forget, compact, only --------------------------------------------------------------
+
+
+@pytest.fixture
+def project(tmp_path: Path, tiny_model: Path) -> Path:
+    """Three files and a memory of them."""
+    (tmp_path / "docs").mkdir()
+    for name in ("readme.md", "docs/a.md", "docs/b.md"):
+        (tmp_path / name).write_text(f"This is {name}.\nIt was late.\n" * 4)
+    done = longfocus("remember", "readme.md", "docs", "--into", "m", "--model", tiny_model, cwd=tmp_path)
+    assert done.code == 0, done.err
+    return tmp_path
+
+
+def names(folder: Path) -> list[str]:
+    with Memory.open(folder) as memory:
+        return [document.name for document in memory.documents]
+
+
+def test_update_reads_what_changed_reports_what_is_gone_and_prunes_it(project: Path) -> None:
+    done = longfocus("remember", "readme.md", "docs", "--into", "m", "--update", cwd=project)
+    assert (done.code, done.out) == (0, "")
+    assert done.err.startswith("3 unchanged.\n")
+    (project / "docs/a.md").write_text("Another text now.\n")
+    (project / "docs/new.md").write_text("New here.\n")
+    (project / "docs/b.md").unlink()
+    (project / "readme.md").touch()
+    done = longfocus("remember", "readme.md", "docs", "--into", "m", "--update", cwd=project)
+    assert done.code == 0, done.err
+    assert done.err.startswith("1 new, 1 changed, 1 unchanged, 1 gone.\n")
+    assert "docs/b.md is gone." in done.err
+    assert "longfocus compact m gives back" in done.err
+    assert names(project / "m") == ["readme.md", "docs/b.md", "docs/new.md", "docs/a.md"]
+    with Memory.open(project / "m") as memory:
+        assert memory.text_of(memory.documents[-1]) == "Another text now.\n"
+    shutil.rmtree(project / "docs")
+    done = longfocus("remember", "docs", "--into", "m", "--update", "--prune", cwd=project)  # no model is needed
+    assert done.code == 0, done.err
+    assert done.err.startswith("3 gone.\n")
+    assert names(project / "m") == ["readme.md"]
+    (project / "readme.md").write_text("Changed, too.\n")
+    done = longfocus("remember", "--into", "m", "--update", cwd=project)
+    assert done.code == 0, done.err
+    assert "readme.md has changed: it is read again." in done.err
+    with Memory.open(project / "m") as memory:
+        assert [memory.text_of(document) for document in memory.documents] == ["Changed, too.\n"]
+
+
+def test_update_and_prune_are_asked_for_sensibly(project: Path, tmp_path: Path) -> None:
+    assert "--update" in longfocus("remember", "docs", "--into", "m", "--prune", cwd=project).err
+    for arguments in (["--into", "m"], ["--into", "nothing", "--update"]):
+        done = longfocus("remember", *arguments, cwd=project)
+        assert done.code == 2
+        assert "at least one file" in done.err
+    done = longfocus("remember", "never.md", "--into", "m", "--update", cwd=project)
+    assert done.code == 2
+    assert "never.md does not exist" in done.err
+
+
+def test_forget_lists_what_it_removes_and_compact_gives_the_space_back(project: Path) -> None:
+    before = names(project / "m")
+    done = longfocus("forget", "m", "docs/*.md", "--dry-run", cwd=project)
+    assert (done.code, done.err) == (0, "")
+    assert "docs/a.md" in done.out
+    assert "Nothing was changed." in done.out
+    assert names(project / "m") == before
+    done = longfocus("forget", "m", "docs/c.md", cwd=project)
+    assert (done.code, done.out) == (2, "")
+    assert re.search(r"has no document 'docs/c\.md'\. Did you mean 'docs/[ab]\.md'\?", done.err)
+    result = only_line(longfocus("forget", "m", "docs", "--json", cwd=project).out)
+    assert [document["name"] for document in result["removed"]] == ["docs/a.md", "docs/b.md"]
+    assert (result["documents"], result["dry_run"]) == (1, False)
+    assert names(project / "m") == ["readme.md"]
+    info = only_line(longfocus("info", "m", "--json", cwd=project).out)
+    assert info["removed"] == {
+        "documents": 2, "tokens": result["removed_tokens"], "bytes": result["bytes_to_compact"]
+    }  # fmt: skip
+    assert f"2 documents that still take {info['removed']['bytes']:,} bytes" in longfocus("info", "m", cwd=project).out
+    size = sum(path.stat().st_size for path in (project / "m").iterdir())
+    done = only_line(longfocus("compact", "m", "--json", cwd=project).out)
+    assert done["bytes_given_back"] == size - sum(path.stat().st_size for path in (project / "m").iterdir())
+    assert done["bytes_given_back"] >= info["removed"]["bytes"] > 0
+    assert (done["removed_documents"], done["documents"]) == (2, 1)
+    assert "nothing was removed" in longfocus("compact", "m", cwd=project).out
+    assert "Removed  " not in longfocus("info", "m", "--verify", cwd=project).out
+
+
+def test_only_chosen_documents_are_asked(project: Path, tiny_model: Path) -> None:
+    ask = ("ask", "m", "What?", "--json", "--max-new-tokens", 2)
+    whole = only_line(longfocus(*ask, cwd=project).out)
+    done = only_line(longfocus(*ask, "--only", "docs/*.md", "--only", "readme.md", cwd=project).out)
+    assert done == {**whole, "seconds": done["seconds"]}
+    done = only_line(longfocus(*ask, "--only", "docs/b.md", cwd=project).out)
+    assert done["memory"]["documents"] == 1
+    assert {source["document"] for source in done["sources"]} == {"docs/b.md"}
+    texts = ("ask", "readme.md", "m", "docs", "What?", "--json", "--max-new-tokens", 2, "--model", tiny_model)
+    read = only_line(longfocus(*texts, "--only", "docs", cwd=project).out)
+    assert read["memory"]["documents"] == 4, "of the memory and of the folder"
+    refused = longfocus(*ask, "--only", "docs/z.md", cwd=project)
+    assert (refused.code, refused.out) == (2, "")
+    assert "Did you mean 'docs/" in refused.err
+    talk = longfocus("chat", "m", "--only", "docs/a.md", "--max-new-tokens", 2, cwd=project, stdin=b"/quit\n")
+    assert talk.code == 0
+    assert talk.err.startswith("1 documents, ")
+
+
 # -- ask, chat, info ---------------------------------------------------------------------------------------
 
 

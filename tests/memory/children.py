@@ -11,6 +11,7 @@ import torch
 from longfocus import Memory, Reader, find_sources, load, load_tokenizer
 from longfocus.memory.ondisk import is_memory
 from longfocus.model.reading import not_remembered
+from longfocus.model.updating import compare, settle
 from tests.memory.saved import focused, tokenizer_of_these_tests
 
 
@@ -67,3 +68,36 @@ def peak_while_remembering(folder: str, path: str) -> None:
 
 def _resident_mb(name: str) -> float:
     return int(Path("/proc/self/status").read_text().partition(f"{name}:")[2].split()[0]) / 1000
+
+
+def change_documents(folder: str, other: str) -> None:
+    """Remove, update and compact without end: the file `other` is read in two versions in turn; nothing else changes."""
+    torch.set_num_threads(1)
+    model, tokenizer = focused(), tokenizer_of_these_tests()
+    versions = [path.read_text() for path in (Path(other + ".a"), Path(other + ".b"))]
+    with Memory.open(folder, model=model, tokenizer=tokenizer, writable=True) as memory:
+        reader = Reader(model, tokenizer, memory)
+        print("changing", flush=True)
+        for number in range(10_000):
+            Path(other).write_text(versions[number % 2])
+            changes = compare(memory, find_sources([other]).sources)
+            settle(memory, changes)
+            for source in changes.to_read:
+                reader.read(source, replace=True)
+            if number % 3 == 2:
+                memory.compact()
+    sys.exit(3)  # nobody killed us
+
+
+def remove_and_read_again(folder: str, path: str) -> None:
+    """Read a file, remove it and compact, without end."""
+    torch.set_num_threads(1)
+    model, tokenizer = focused(), tokenizer_of_these_tests()
+    with Memory.open(folder, model=model, tokenizer=tokenizer, writable=True) as memory:
+        reader = Reader(model, tokenizer, memory)
+        print("changing", flush=True)
+        for _ in range(10_000):
+            document = reader.read(find_sources([path]).sources[0])
+            memory.remove(*(found for found in memory.documents if found.path == document.path))
+            memory.compact()
+    sys.exit(3)

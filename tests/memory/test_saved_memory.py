@@ -433,7 +433,7 @@ def test_the_journal_of_another_memory_is_noticed(damaged: Path, tmp_path: Path,
         Memory.open(damaged)
 
 
-@pytest.mark.parametrize("version", [2, 999, "next"])
+@pytest.mark.parametrize("version", [3, 999, "next"])
 def test_a_newer_version_is_named_as_such(version: Any, damaged: Path) -> None:
     """Also when everything else in the manifest is new to us."""
     manifest = json.loads((damaged / "memory.json").read_text())

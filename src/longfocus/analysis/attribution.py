@@ -49,7 +49,7 @@ class Passage:
 
 
 def token_mass(recorder: MassRecorder) -> np.ndarray:
-    """float64 (tokens,): mass of each memory token, meaned over layers and recorded queries."""
+    """float64 (tokens,): mass of each memory token, meaned over layers and recorded queries; 0 at removed ones."""
     if not recorder.mass or not recorder.queries:
         return np.zeros(recorder.tokens)
     total: np.ndarray = np.mean([mass.numpy() for mass in recorder.mass.values()], axis=0)
@@ -60,7 +60,7 @@ def passages(memory: Memory, mass: np.ndarray, count: int) -> list[Passage]:
     """The passages with the most mass, most first.
 
     Args:
-        mass: float (tokens,), see `token_mass`.
+        mass: float (extent,), see `token_mass`.
         count: how many at most.
     """
     mass = np.where(window_starts(memory)[: len(mass)], 0.0, mass)
@@ -86,8 +86,8 @@ def passages(memory: Memory, mass: np.ndarray, count: int) -> list[Passage]:
 
 
 def window_starts(memory: Memory) -> np.ndarray:
-    """bool (tokens,): the first token of each window that was read into the memory."""
-    starts = np.zeros(memory.tokens, dtype=bool)
+    """bool (extent,): the first token of each window that was read into the memory, of its documents as they are now."""
+    starts = np.zeros(memory.extent, dtype=bool)
     window, overlap = memory.geometry.window, memory.geometry.overlap
     for document in memory.documents:
         starts[document.start : document.start + 1] = document.tokens > 0

@@ -47,12 +47,12 @@ def head_mass(model: FocusedModel, memory: Memory, ids: Sequence[int], *, leadin
         leading: how many of its first tokens are special ones (BOS), whose attention says nothing.
 
     Returns:
-        float64 (memory layers, query heads, memory tokens), in [0, 1]: means over the question's tokens; 0 at first tokens of
+        float64 (memory layers, query heads, the memory's extent), in [0, 1]: means over the question's tokens; 0 at first tokens of
         windows.
     """
     assert len(ids) > leading, "a question has tokens"
     cache = FocusCache(model.focus, memory)
-    recorder = HeadRecorder(memory.tokens)
+    recorder = HeadRecorder(memory.extent)
     with torch.no_grad():
         for start, stop in ((0, leading), (leading, len(ids))):
             cache.recorder = recorder if start == leading else None

@@ -5,6 +5,8 @@ COMMANDS = {
     "chat": "longfocus.commands.chat:chat",
     "remember": "longfocus.commands.remember:remember",
     "info": "longfocus.commands.info:info",
+    "forget": "longfocus.commands.forget:forget",
+    "compact": "longfocus.commands.compact:compact",
     "train": "longfocus.commands.train:train",
     "plan": "longfocus.commands.plan:plan",
     "suggest-layers": "longfocus.commands.suggest_layers:suggest_layers",

@@ -19,6 +19,8 @@ EPILOG = """Examples:
 
   longfocus ask project.memory "Where are retries configured?" --json
 
+  longfocus ask project.memory "How is it installed?" --only 'docs/*.md' --only README.md
+
   git log -p | longfocus ask - "When was the parser rewritten?"
 """
 
@@ -32,6 +34,7 @@ def ask(
         ),
     ],
     model: common.Model = None,
+    only: common.Only = None,
     sources: Annotated[
         int, typer.Option("--sources", "-s", metavar="N", min=0, help="Passages to show under the answer.")
     ] = 5,
@@ -69,7 +72,9 @@ def ask(
         memory_dtype=memory_dtype,
         read_span=read_span,
     )
-    focused, tokenizer, memory = common.open_for_answers(paths, model, options, threads, encoding, quiet=as_json)
+    focused, tokenizer, memory = common.open_for_answers(
+        paths, model, options, threads, encoding, only=only or (), quiet=as_json
+    )
     from longfocus.answering import Conversation, Sampling
 
     talk = Conversation(focused, tokenizer, memory, Sampling(max_new_tokens, temperature, top_p, seed))

@@ -16,6 +16,8 @@ EPILOG = """Examples:
 
   longfocus chat book.txt --sources 2 --temperature 0.7
 
+  longfocus chat project.memory --only 'docs/*.md'
+
 In the conversation: /sources shows the passages behind the last answer, /new starts over, /quit (or Ctrl-D) ends it.
 """
 
@@ -23,6 +25,7 @@ In the conversation: /sources shows the passages behind the last answer, /new st
 def chat(
     paths: Annotated[list[str], typer.Argument(metavar="PATH…", help="A saved memory, or files and folders.")],
     model: common.Model = None,
+    only: common.Only = None,
     sources: Annotated[
         int, typer.Option("--sources", "-s", metavar="N", min=0, help="Passages to show under each answer.")
     ] = 0,
@@ -40,7 +43,7 @@ def chat(
     Nothing of the conversation is written to the memory.
     """
     options = common.focus_options(retrieval=retrieval, k=k)
-    focused, tokenizer, memory = common.open_for_answers(paths, model, options, threads, encoding)
+    focused, tokenizer, memory = common.open_for_answers(paths, model, options, threads, encoding, only=only or ())
     from longfocus.answering import Answer, Conversation, Sampling
 
     sampling = Sampling(max_new_tokens, temperature, top_p, seed)

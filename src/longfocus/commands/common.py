@@ -14,6 +14,7 @@ from longfocus.errors import ConfigError, InputError, ModelNotFoundError
 
 if TYPE_CHECKING:
     from longfocus.data.documents import Source
+    from longfocus.memory.documents import Document
     from longfocus.memory.memory import Memory
     from longfocus.model.reading import Reader
 
@@ -67,6 +68,14 @@ Encoding = Annotated[
     str | None,
     typer.Option("--encoding", metavar="NAME", help="Encoding of the texts. Default: by byte-order mark, else UTF-8."),
 ]
+Only = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--only",
+        metavar="PATTERN",
+        help="Ask only these documents: names, globs such as 'docs/*.md' (* also matches /), or folders; may be repeated.",
+    ),
+]
 MaxNewTokens = Annotated[int, typer.Option("--max-new-tokens", metavar="N", min=1, help="Longest answer.")]
 Temperature = Annotated[
     float, typer.Option("--temperature", metavar="T", min=0.0, help="0: always the likeliest token.")
@@ -86,6 +95,19 @@ CLI_DEFAULTS = {"memory_dtype": "float16", "read_span": 8192}
 def note(text: str) -> None:
     """A line for the person, on standard error."""
     print(text, file=sys.stderr, flush=True)
+
+
+def counted(number: int, what: str) -> str:
+    """`1 document`, `1,200 documents`."""
+    return f"{number:,} {what}" + "s" * (number != 1)
+
+
+def print_documents(documents: Sequence[Document], bytes_per_token: int) -> None:
+    """A line for each: tokens, megabytes of keys and values, name."""
+    for document in documents:
+        state = "" if document.complete else "  (incomplete: reading was interrupted)"
+        megabytes = document.tokens * bytes_per_token / 1e6
+        print(f"{document.tokens:>10,}  {megabytes:>8,.1f} MB  {document.name}{state}")
 
 
 def focus_options(**given: Any) -> dict[str, Any]:
@@ -140,8 +162,8 @@ def warn_untrained(source: str) -> None:
 _TELL_EVERY_SECONDS = 15
 
 
-def read_all(reader: Reader, sources: Sequence[Source]) -> None:
-    """Read sources with a progress bar: tokens, tokens per second, time left."""
+def read_all(reader: Reader, sources: Sequence[Source], *, replace: bool = False) -> None:
+    """Read sources with a progress bar: tokens, tokens per second, time left; see `Reader.read` for `replace`."""
     if not sources:
         return
     from rich.console import Console
@@ -178,7 +200,7 @@ def read_all(reader: Reader, sources: Sequence[Source]) -> None:
                 )
 
             try:
-                reader.read(source, step)
+                reader.read(source, step, replace=replace)
                 done_bytes += source.size_bytes or 0
             except InputError as error:  # it was readable a moment ago: changed or removed meanwhile
                 if len(sources) == 1:
@@ -206,9 +228,14 @@ def open_for_answers(
     threads: int | None,
     encoding: str | None,
     *,
+    only: Sequence[str] = (),
     quiet: bool = False,
 ) -> tuple[Any, Any, Memory]:
-    """Model, tokenizer and memory for one saved memory, or for texts (and memories) read into RAM."""
+    """Model, tokenizer and memory for one saved memory, or for texts (and memories) read into RAM.
+
+    Args:
+        only: patterns of the documents that are asked, over all paths together; none: all.
+    """
     from longfocus.data.documents import find_sources
     from longfocus.memory.memory import Memory
     from longfocus.memory.ondisk import is_memory
@@ -217,6 +244,9 @@ def open_for_answers(
     saved = [Memory.open(path) for path in paths if is_memory(Path(path))]
     texts = [path for path in paths if not is_memory(Path(path))]
     found = find_sources(texts, encoding=encoding) if texts else None
+    sources = found.sources if found is not None else []
+    if only:
+        saved, sources = _only(only, saved, sources)
     defaults: dict[str, Any] = dict(CLI_DEFAULTS)
     name = model_name or "default"
     if saved:
@@ -239,8 +269,26 @@ def open_for_answers(
     joined = Memory.merge(saved, model, tokenizer)
     if found is not None:
         report_skipped(found.skipped)
-        read_all(Reader(model, tokenizer, joined), found.sources)
+        read_all(Reader(model, tokenizer, joined), sources)
     return model, tokenizer, joined
+
+
+def _only(
+    patterns: Sequence[str], saved: Sequence[Memory], sources: Sequence[Source]
+) -> tuple[list[Memory], list[Source]]:
+    """What the patterns choose of saved memories and of texts."""
+    from longfocus.memory.documents import choose
+
+    held = [(memory, document) for memory in saved for document in memory.documents]
+    named = [(document.name, document.path) for _, document in held]
+    named += [(source.name, str(source.path.absolute()) if source.path else None) for source in sources]
+    what = saved[0].label if len(saved) == 1 and not sources else "What was given"
+    chosen = choose(patterns, named, what)
+    parts = []
+    for memory in saved:
+        mine = [held[index][1] for index in chosen if index < len(held) and held[index][0] is memory]
+        parts.append(memory.select(*mine))
+    return parts, [sources[index - len(held)] for index in chosen if index >= len(held)]
 
 
 def print_sources(sources: Sequence[Any], out: Any = None) -> None:

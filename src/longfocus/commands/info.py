@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from longfocus.commands import common
+
 EPILOG = """Examples:
 
   longfocus info project.memory
@@ -37,6 +39,11 @@ def info(
                 "documents": [document.to_dict() for document in memory.documents],
                 "tokens": memory.tokens,
                 "bytes": memory.nbytes,
+                "removed": {
+                    "documents": len(memory.removed),
+                    "tokens": sum(document.tokens for document in memory.removed),
+                    "bytes": memory.removed_bytes,
+                },
                 "bytes_per_token": geometry.bytes_per_token,
                 "model_source": memory.model_source,
                 "options": memory.focus_options,
@@ -50,14 +57,17 @@ def info(
         print(
             f"Bytes        {memory.nbytes:,} of keys and values ({geometry.bytes_per_token:,} a token, {geometry.dtype})"
         )
+        if memory.removed:
+            print(
+                f"Removed      {common.counted(len(memory.removed), 'document')} that still take {memory.removed_bytes:,} bytes "
+                "(longfocus compact gives them back)"
+            )
         print(f"Model        {geometry.model_name} ({geometry.model[:8]}), from {memory.model_source or 'unknown'}")
         print(f"Layers       {', '.join(map(str, geometry.layers))}")
         print(
             f"Window       {geometry.window} tokens, overlap {geometry.overlap}, memory keys {geometry.memory_positions}"
         )
         print()
-        for document in memory.documents:
-            state = "" if document.complete else "  (incomplete: reading was interrupted)"
-            print(f"{document.tokens:>10,}  {document.name}{state}")
+        common.print_documents(memory.documents, geometry.bytes_per_token)
         if verify:
             print("\nEvery checksum is right.")

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from longfocus.commands import common
-from longfocus.errors import LongfocusError, MemoryMismatchError
+from longfocus.errors import InputError, LongfocusError, MemoryMismatchError
 
 if TYPE_CHECKING:
-    from longfocus.data.documents import Source
+    from longfocus.data.documents import Found, Source
+    from longfocus.memory.documents import Document
     from longfocus.memory.memory import Memory
+    from longfocus.model.reading import Reader
 
 EPILOG = """Examples:
 
@@ -23,16 +25,35 @@ EPILOG = """Examples:
 
   git log -p | longfocus remember - --into history.memory
 
-Ctrl-C keeps what was read so far; the same command goes on from there. Files that are in the memory already, unchanged, are passed over.
+  longfocus remember src/ docs/ --into project.memory --update --prune
+
+  longfocus remember --into project.memory --update
+
+Ctrl-C keeps what was read so far; the same command goes on from there. Files that are in the memory already, unchanged, are passed over. --update reads files that have changed and removes what was remembered of them before, once they are read to their end; the command compact gives the space back.
 """
 
 
 def remember(
-    paths: Annotated[list[str], typer.Argument(metavar="PATH…", help="Files, folders, PDF, or - for standard input.")],
     into: Annotated[
         Path,
         typer.Option("--into", "-o", metavar="DIR", help="The memory: made when it is not there, added to when it is."),
     ],
+    paths: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="PATH…",
+            help="Files, folders, PDF, or - for standard input. With --update they may be left out: all files that are remembered.",
+        ),
+    ] = None,
+    update: Annotated[
+        bool,
+        typer.Option(
+            "--update", help="Files that changed take the place of what was remembered of them; report missing ones."
+        ),
+    ] = False,
+    prune: Annotated[
+        bool, typer.Option("--prune", help="With --update: remove documents whose files are gone.")
+    ] = False,
     model: common.Model = None,
     memory_layers: common.Layers = None,
     window: common.Window = None,
@@ -48,6 +69,18 @@ def remember(
     from longfocus.memory.ondisk import foreign_entries, is_memory
     from longfocus.model.reading import Reader, not_remembered
 
+    if prune and not update:
+        raise typer.BadParameter("it goes with --update.", param_hint="--prune")
+    if not paths and not (update and is_memory(into)):
+        raise typer.BadParameter("give at least one file or folder.", param_hint="PATH…")
+    paths = paths or []
+    if update and is_memory(into):
+        options = common.focus_options(
+            memory_layers=memory_layers, window=window, overlap=overlap, memory_dtype=memory_dtype, read_span=read_span
+        )
+        with Memory.open(into, writable=True) as memory:
+            _update(into, memory, paths, prune, model, options, threads, encoding)
+        return
     found = find_sources(paths, encoding=encoding)
     common.report_skipped(found.skipped)
     options = common.focus_options(
@@ -85,16 +118,102 @@ def remember(
         reader = Reader(focused, tokenizer, memory)
         for line in passed_over:
             common.note(line)
-        try:
-            common.read_all(reader, new)
-        except KeyboardInterrupt:
-            again = "goes on from here" if not focused.focus.config.overlap else "reads the unfinished document again"
-            common.note(
-                f"Stopped. {into} holds {memory.tokens:,} tokens of {len(memory.documents)} documents and can be asked; "
-                f"the same command {again}."
-            )
-            raise
+        _read(into, reader, new)
         _say_what_it_holds(into, memory)
+
+
+def _read(folder: Path, reader: Reader, sources: list[Source], *, replace: bool = False) -> None:
+    memory = reader.memory
+    try:
+        common.read_all(reader, sources, replace=replace)
+    except KeyboardInterrupt:
+        again = "goes on from here" if not reader.model.focus.config.overlap else "reads the unfinished document again"
+        common.note(
+            f"Stopped. {folder} holds {memory.tokens:,} tokens of {len(memory.documents)} documents and can be asked; "
+            f"the same command {again}."
+        )
+        raise
+
+
+def _update(
+    folder: Path,
+    memory: Memory,
+    paths: list[str],
+    prune: bool,
+    model: str | None,
+    options: dict[str, Any],
+    threads: int | None,
+    encoding: str | None,
+) -> None:
+    """Make the memory hold the files as they are now."""
+    from longfocus.model.reading import Reader
+    from longfocus.model.updating import compare, settle, vanished
+
+    gone = vanished(memory, paths or None)
+    found = _still_there(memory, paths, gone, encoding)
+    common.report_skipped(found.skipped)
+    changes = compare(memory, found.sources)
+    settle(memory, changes)
+    counts: dict[str, list[Any]] = {
+        "new": changes.new, "changed": changes.changed, "unfinished": changes.unfinished,
+        "unchanged": changes.unchanged, "gone": gone,
+    }  # fmt: skip
+    common.note(", ".join(f"{len(some)} {what}" for what, some in counts.items() if some) + ".")
+    for source in changes.changed:
+        common.note(f"{source.name} has changed: it is read again.")
+    if changes.outdated:
+        common.note(f"Removed {common.counted(len(changes.outdated), 'earlier version')} of unchanged files.")
+    if changes.to_read or options or model is not None:
+        name = model or memory.model_source or "default"
+        focused, tokenizer = common.load_model(name, {**memory.focus_options, **options}, threads)
+        try:
+            reader = Reader(focused, tokenizer, memory)
+        except MemoryMismatchError as error:
+            raise MemoryMismatchError(f"{error} (Leave out the options to add with those of the memory.)") from error
+        _read(folder, reader, changes.to_read, replace=True)
+    for document in gone:
+        common.note(f"{document.name} is gone{': removed.' if prune else '.'}")
+    if prune:
+        memory.remove(*gone)
+    elif gone:
+        common.note("What was remembered of files that are gone stays; --prune removes it.")
+    _say_what_it_holds(folder, memory)
+    if memory.removed:
+        common.note(f"longfocus compact {folder} gives back {memory.removed_bytes / 1e6:,.1f} MB.")
+
+
+def _still_there(memory: Memory, paths: list[str], gone: list[Document], encoding: str | None) -> Found:
+    """Sources of the paths, without those that are only remembered; of all remembered files, if no paths are given."""
+    from longfocus.data.documents import Found, Source, find_sources
+
+    lost = {document.path for document in gone}
+    if paths:
+        left = [path for path in paths if not _is_lost(path, lost)]
+        try:
+            return find_sources(left, encoding=encoding) if left else Found([], [])
+        except InputError:
+            if gone and all(map(os.path.isdir, left)):  # folders whose files are all gone
+                return Found([], [])
+            raise
+    found = Found([], [])
+    files = {document.path: document for document in memory.documents if document.path not in {None, *lost}}
+    for path, document in files.items():
+        assert path is not None
+        source = Source(document.name, document.kind, Path(path), encoding)
+        try:
+            source.check()
+        except InputError as error:
+            found.skipped.append((source.name, str(error).removeprefix(f"{source.name} ").rstrip(".")))
+        else:
+            found.sources.append(source)
+    return found
+
+
+def _is_lost(path: str, lost: set[str | None]) -> bool:
+    """Whether a path is gone, and files of that name or in that folder are remembered."""
+    whole = str(Path(path).absolute())
+    remembered = any(name is not None and (name == whole or name.startswith(whole + os.sep)) for name in lost)
+    return path != "-" and remembered and not os.path.lexists(path)
 
 
 def _say_what_it_holds(folder: Path, memory: Memory) -> None:
@@ -109,7 +228,7 @@ def _passed_over(memory: Memory, sources: list[Source], new: list[Source]) -> li
         lines.append(f"{len(sources) - len(new)} of {len(sources)} files are remembered already, unchanged.")
     read_before = {document.path for document in memory.documents if document.complete}
     return lines + [
-        f"{source.name} has changed: it is read again, and what was remembered of it before stays."
+        f"{source.name} has changed: it is read again, and what was remembered of it before stays (--update replaces it)."
         for source in new
         if source.path is not None and str(source.path.absolute()) in read_before
     ]

@@ -23,28 +23,48 @@ from longfocus.memory.ram import RamStore
 
 @dataclass
 class Part:
-    """A range of one store."""
+    """Some records of one store: a range, or several where documents were removed or are not asked."""
 
     store: KVStore
     start: int = 0
     stop: int | None = None
+    ranges: tuple[tuple[int, int], ...] | None = None
+    """What may be seen of start … stop, as (first, one past the last), in order; None: all of it."""
+
+    def pieces(self) -> list[tuple[int, int]]:
+        """The ranges that are there, as (first, one past the last), in order; none is empty."""
+        stop = self.store.tokens if self.stop is None else min(self.stop, self.store.tokens)
+        ranges = ((self.start, stop),) if self.ranges is None else self.ranges
+        cut = ((max(low, self.start), min(high, stop)) for low, high in ranges)
+        return [(low, high) for low, high in cut if low < high]
 
     @property
     def tokens(self) -> int:
-        """Records in the range."""
-        stop = self.store.tokens if self.stop is None else min(self.stop, self.store.tokens)
-        return max(0, stop - self.start)
+        """Records that may be seen."""
+        return sum(high - low for low, high in self.pieces())
+
+    def last(self, count: int) -> Part:
+        """The same without all but the last `count` records."""
+        start, left = self.store.tokens, count
+        for low, high in reversed(self.pieces()):
+            if left <= 0:
+                break
+            start = max(low, high - left)
+            left -= high - start
+        return Part(self.store, start, self.stop, self.ranges)
 
     def chunks(self, layer: int) -> Iterator[KVChunk]:
-        """Chunks of the range, `start` still counted in the store."""
-        return self.store.chunks(layer, self.start, self.stop)
+        """Chunks of the ranges, `start` still counted in the store."""
+        for low, high in self.pieces():
+            yield from self.store.chunks(layer, low, high)
 
 
 @dataclass
 class MassRecorder:
     """Sums the attention mass that recorded queries gave to each token of the shared memory.
 
-    `mass[layer]` is float64 (tokens,): the sum over rows, heads' mean, and recorded queries.
+    `mass[layer]` is float64 (tokens,), by number in the store: the sum over rows, heads' mean, and recorded queries.
+    Records that no query may see, such as those of removed documents, receive none.
     """
 
     tokens: int
@@ -99,10 +119,9 @@ class MemoryContext:
         if own is None or held is None:
             kept = min(span, own.tokens) if own is not None else 0
             if own is not None:
-                self.own = Part(own.store, own.start + own.tokens - kept, own.stop)
+                self.own = own.last(kept)
             if shared is not None:
-                rest = min(span - kept, shared.tokens)
-                self.shared = Part(shared.store, shared.start + shared.tokens - rest, shared.stop)
+                self.shared = shared.last(span - kept)
             return
         assert own.start == 0, "records of several rows begin with the first"
         from_end = np.cumsum(held[:, ::-1], 1)[:, ::-1]
@@ -120,13 +139,14 @@ class MemoryContext:
                 yield from part.chunks(layer)
                 continue
             seen = self._nearest[number]
+            low = 0  # records seen so far: `seen` has no holes
             for chunk in part.chunks(layer):
-                low = chunk.start - part.start
                 mask = torch.from_numpy(seen[:, low : low + chunk.keys.shape[2]]).to(chunk.keys.device)
                 rows = (mask.shape[0], -1, -1, -1)
                 yield chunk._replace(
                     keys=chunk.keys.expand(rows), values=chunk.values.expand(rows), mask=mask, records=None
                 )
+                low += chunk.keys.shape[2]
 
     def join(self, layer: int, window: LocalWindow, *, scale: float, softcap: float | None) -> Tensor:
         """See `AdditionalContext.join`."""

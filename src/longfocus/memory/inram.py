@@ -63,5 +63,18 @@ class RamBackend:
     def read_text(self, start: int, stop: int) -> bytes:
         return bytes(self._text[start:stop])
 
+    @property
+    def stored_bytes(self) -> int:
+        return self.store.nbytes + self.tokens * TOKEN_DTYPE.itemsize + self._committed_text
+
+    def successor(self) -> RamBackend:
+        return RamBackend(self.geometry)
+
+    def take_over(self, successor: RamBackend) -> None:
+        vars(self).update(vars(successor))
+
+    def discard(self, successor: RamBackend) -> None:
+        """Nothing to take away."""
+
     def close(self) -> None:
         """Nothing to release."""

@@ -24,9 +24,15 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import torch
 
-from longfocus.errors import MemoryFormatError, MemoryMismatchError, MemoryWriteError
+from longfocus.errors import (
+    DocumentNotFoundError,
+    MemoryFormatError,
+    MemoryMismatchError,
+    MemoryStoreError,
+    MemoryWriteError,
+)
 from longfocus.memory.contract import KVStore
-from longfocus.memory.documents import Document, Place
+from longfocus.memory.documents import TOKEN_DTYPE, Document, Place, choose, ranges_of
 from longfocus.memory.fingerprint import tokenizer_fingerprint
 from longfocus.memory.geometry import MemoryGeometry
 from longfocus.memory.inram import RamBackend
@@ -46,6 +52,7 @@ class MemoryBackend(Protocol):
     store: Any
     tokens: int
     documents: list[Document]
+    """All, removed ones too; each stands at its id."""
     label: str
     writable: bool
 
@@ -58,11 +65,25 @@ class MemoryBackend(Protocol):
     def read_table(self, start: int, stop: int) -> np.ndarray: ...
     def read_text(self, start: int, stop: int) -> bytes: ...
     def clear(self) -> None: ...
+    @property
+    def stored_bytes(self) -> int: ...
+    def successor(self) -> Any: ...
+    def take_over(self, successor: Any) -> None: ...
+    def discard(self, successor: Any) -> None: ...
     def close(self) -> None: ...
 
 
 class Memory:
-    """Remembered texts."""
+    """Remembered texts.
+
+    Tokens are numbered in the order in which they were read. A document that is removed keeps its numbers until the memory is
+    compacted; nobody sees it meanwhile, and an answer is what it would be without it: the same bits where the tokens that are
+    left fall into the same chunks (nothing before them was removed, or whole multiples of CHUNK_TOKENS, or they are one range
+    inside a chunk), else to float tolerance. After compaction it is the same bits always.
+    """
+
+    _chosen: tuple[Document, ...] | None = None  # of a view made by `select`
+    _chosen_from: Any = None  # the store that the numbers of `_chosen` count in
 
     def __init__(self, model: FocusedModel, tokenizer: Any = None) -> None:
         """An empty memory in RAM for an attached model.
@@ -127,7 +148,7 @@ class Memory:
         return memory
 
     def save(self, folder: str | Path, *, model: FocusedModel | None = None, model_source: str | None = None) -> None:
-        """Copy the memory into a new folder.
+        """Copy the memory, without what was removed, into a new folder.
 
         Args:
             model: if given, its options are stored so that the command line can attach it again.
@@ -176,24 +197,55 @@ class Memory:
 
     @property
     def store(self) -> KVStore:
-        """The records; those beyond `tokens` are not committed."""
+        """The records, removed ones included; those beyond `extent` are not committed."""
         store: KVStore = self._backend.store
         return store
 
     @property
     def tokens(self) -> int:
-        """Committed tokens."""
+        """Committed tokens of the documents."""
+        return sum(document.tokens for document in self.documents)
+
+    @property
+    def extent(self) -> int:
+        """One past the number of the last committed token; more than `tokens` where documents were removed."""
         return self._backend.tokens
 
     @property
+    def ranges(self) -> tuple[tuple[int, int], ...]:
+        """The numbers of the documents' tokens, as (first, one past the last), in order."""
+        return ranges_of(self.documents)
+
+    @property
     def nbytes(self) -> int:
-        """Bytes of keys and values."""
+        """Bytes of the documents' keys and values."""
         return self.tokens * self.geometry.bytes_per_token
 
     @property
     def documents(self) -> tuple[Document, ...]:
-        """In the order in which they were read."""
-        return tuple(self._backend.documents)
+        """In the order in which they were read, without removed ones.
+
+        Raises:
+            MemoryStoreError: chosen by `select` from a memory that was compacted or cleared since.
+        """
+        if self._chosen is None:
+            return tuple(document for document in self._backend.documents if not document.removed)
+        if self._backend.store is not self._chosen_from:
+            raise MemoryStoreError(
+                f"{self.label} was compacted or cleared after documents were selected; select again."
+            )
+        return tuple(document for document in self._chosen if not self._backend.documents[document.id].removed)
+
+    @property
+    def removed(self) -> tuple[Document, ...]:
+        """Removed documents that still take space."""
+        return tuple(document for document in self._backend.documents if document.removed)
+
+    @property
+    def removed_bytes(self) -> int:
+        """Bytes of their records, token rows and texts, which `compact` gives back."""
+        per_token = self.geometry.bytes_per_token + TOKEN_DTYPE.itemsize
+        return sum(document.tokens * per_token + document.text_bytes for document in self.removed)
 
     @property
     def label(self) -> str:
@@ -202,8 +254,8 @@ class Memory:
 
     @property
     def writable(self) -> bool:
-        """Whether it may be added to."""
-        return self._backend.writable
+        """Whether it may be added to and removed from."""
+        return self._backend.writable and self._chosen is None
 
     @property
     def focus_options(self) -> dict[str, Any]:
@@ -222,11 +274,11 @@ class Memory:
         return f"<Memory of {len(self.documents)} documents, {self.tokens} tokens, {self.nbytes} bytes>"
 
     def token_ids(self, start: int = 0, stop: int | None = None) -> np.ndarray:
-        """uint32 ids of tokens start … stop."""
-        return self._backend.read_table(start, self.tokens if stop is None else min(stop, self.tokens))["id"]
+        """uint32 ids of the tokens numbered start … stop, removed ones included."""
+        return self._backend.read_table(start, self.extent if stop is None else min(stop, self.extent))["id"]
 
     def document_of(self, token: int) -> Document:
-        """The document that a token belongs to."""
+        """The document that a token, given by its number, belongs to."""
         starts = [document.start for document in self._backend.documents]
         index = int(np.searchsorted(starts, token, side="right")) - 1
         while self._backend.documents[index].tokens == 0:
@@ -235,8 +287,12 @@ class Memory:
 
     def text_of(self, document: Document) -> str:
         """A document's whole text."""
-        data = self._backend.read_text(document.text_start, document.text_start + document.text_bytes)
-        return data.decode("utf-8")
+        return self.text_bytes_of(document, 0, document.text_bytes).decode("utf-8")
+
+    def text_bytes_of(self, document: Document, start: int, stop: int) -> bytes:
+        """Bytes start … stop of a document's text in UTF-8, as far as there are any."""
+        begin = document.text_start
+        return self._backend.read_text(begin + start, begin + min(stop, document.text_bytes))
 
     def span(self, document: Document, start: int, stop: int) -> tuple[int, int]:
         """Characters of the document that tokens start … stop (numbers in the memory) cover."""
@@ -254,14 +310,123 @@ class Memory:
             return Place(document.name, None, None)
         return Place(document.name, text.count("\n", 0, char) + 1, None)
 
+    # -- choosing and removing ---------------------------------------------------------------------------
+
+    def find(self, *patterns: str) -> tuple[Document, ...]:
+        """The documents that any of the patterns means, in order.
+
+        Args:
+            patterns: a name or a path, a glob over them (`*` also matches `/`), or a folder; the first of these that finds any.
+
+        Raises:
+            DocumentNotFoundError: a pattern means none.
+        """
+        documents = self.documents
+        named = [(document.name, document.path) for document in documents]
+        return tuple(documents[index] for index in choose(patterns, named, self.label))
+
+    def _those(self, chosen: Sequence[Document | str]) -> tuple[Document, ...]:
+        """Documents of this memory, given themselves or by patterns; as they are now, in order."""
+        live = {document.id: document for document in self.documents}
+        ids: set[int] = set()
+        for given in chosen:
+            if isinstance(given, str):
+                ids.update(document.id for document in self.find(given))
+                continue
+            found = live.get(given.id)
+            if found is None or (found.name, found.start) != (given.name, given.start):
+                raise DocumentNotFoundError(
+                    f"{self.label} does not hold {given.name!r} (document {given.id}) any more."
+                )
+            ids.add(given.id)
+        return tuple(live[number] for number in sorted(ids))
+
+    def select(self, *documents: Document | str) -> Memory:
+        """The same memory with only some of its documents, to be asked or copied; nothing is copied, and closing it closes
+        nothing. Documents that are removed later leave it too.
+
+        Args:
+            documents: of this memory, or patterns as for `find`.
+
+        Raises:
+            DocumentNotFoundError: a document is not, or no longer, in the memory; a pattern means none.
+            MemoryMismatchError: the memory was made with memory_positions `absolute`.
+        """
+        self._require_free_places("asked in part")
+        view = Memory._over(self._backend)
+        view._chosen, view._chosen_from = self._those(documents), self._backend.store
+        return view
+
+    def remove(self, *documents: Document | str) -> tuple[Document, ...]:
+        """Remove documents, all or none of them; durable at once. They take space until `compact`.
+
+        Args:
+            documents: of this memory, or patterns as for `find`.
+
+        Returns:
+            What was removed, in order.
+
+        Raises:
+            DocumentNotFoundError: a document is not, or no longer, in the memory; a pattern means none.
+            MemoryMismatchError: the memory was made with memory_positions `absolute`.
+            MemoryWriteError: this memory was opened for reading, or the disk refused; nothing was removed.
+        """
+        self._require_writable("remove from it")
+        self._require_free_places("reduced")
+        chosen = self._those(documents)
+        if chosen:
+            self._backend.commit([dataclasses.replace(document, removed=True) for document in chosen])
+        return chosen
+
+    def compact(self) -> int:
+        """Write the memory anew without what was removed: whole, or not at all. Documents get new ids and token numbers.
+
+        Needs room for the live documents beside the old ones meanwhile. Other objects that have the memory open go on with what
+        they opened; caches and selections made from this object must be made again.
+
+        Returns:
+            Bytes that were given back; 0 where nothing was removed, and then nothing is done.
+
+        Raises:
+            MemoryWriteError: this memory was opened for reading, or the disk refused; the memory is as it was.
+        """
+        self._require_writable("compact it")
+        if not self.removed:
+            return 0
+        backend = self._backend
+        before = backend.stored_bytes
+        fresh = backend.successor()
+        try:
+            Memory._over(fresh).extend(self)
+        except BaseException:
+            backend.discard(fresh)
+            raise
+        backend.take_over(fresh)
+        return before - backend.stored_bytes
+
+    def _require_writable(self, purpose: str) -> None:
+        if not self.writable:
+            how = "was chosen by select" if self._chosen is not None else "is open for reading only"
+            what = "use the whole memory" if self._chosen is not None else "open it with writable=True"
+            raise MemoryWriteError(f"{self.label} {how}; {what} to {purpose}.")
+
+    def _require_free_places(self, what: str) -> None:
+        if self.geometry.memory_positions == "absolute":
+            raise MemoryMismatchError(
+                f"{self.label} cannot be {what}: with memory_positions 'absolute' its keys carry their place in it. "
+                "Read the texts into another memory instead."
+            )
+
     # -- adding ------------------------------------------------------------------------------------------
 
     def begin_document(self, name: str, **fields: Any) -> Document:
         """A new, empty document at the end; it exists from its first commit on."""
+        if self._chosen is not None:
+            self._require_writable("add to it")
         return Document(
             id=len(self._backend.documents),
             name=name,
-            start=self.tokens,
+            start=self.extent,
             tokens=0,
             text_start=self._backend.text_bytes,
             text_bytes=0,
@@ -269,7 +434,30 @@ class Memory:
             **fields,
         )
 
-    def commit_window(self, document: Document, rows: np.ndarray, text: bytes, chars: int, **changes: Any) -> Document:
+    def can_continue(self, document: Document) -> bool:
+        """Whether nothing lies behind a document, so that more of it may be added."""
+        documents = self._backend.documents
+        return (
+            self._chosen is None and bool(documents) and documents[-1].id == document.id and not documents[-1].removed
+        )
+
+    def note(self, document: Document, **changes: Any) -> Document:
+        """Commit other fields of a document of this memory, such as the time of its file."""
+        self._require_writable("change it")
+        changed = dataclasses.replace(self._backend.documents[document.id], **changes)
+        self._backend.commit([changed])
+        return changed
+
+    def commit_window(
+        self,
+        document: Document,
+        rows: np.ndarray,
+        text: bytes,
+        chars: int,
+        *,
+        removing: Sequence[Document] = (),
+        **changes: Any,
+    ) -> Document:
         """Commit a window whose records the store has just been given.
 
         Args:
@@ -277,6 +465,7 @@ class Memory:
             rows: TOKEN_DTYPE (n,), one for each record.
             text: the document's text up to the window's end that was not committed yet.
             chars: characters in `text`.
+            removing: documents that are removed by the same commit, so that one takes the place of others.
             changes: other fields of the document to set.
 
         Returns:
@@ -295,7 +484,7 @@ class Memory:
             **changes,
         )
         assert backend.store.tokens == document.stop, "a row for every record"
-        backend.commit([document])
+        backend.commit([document, *(dataclasses.replace(other, removed=True) for other in removing)])
         return document
 
     def check(self, model: FocusedModel, tokenizer: Any = None) -> None:
@@ -311,15 +500,14 @@ class Memory:
         self._backend.rollback()
 
     def extend(self, other: Memory) -> None:
-        """Append all documents of another memory of the same model and options.
+        """Append all documents (not the removed ones) of another memory of the same model and options.
 
         Raises:
             MemoryMismatchError: the other memory was made differently.
             MemoryWriteError: this memory was opened for reading, or the disk refused.
         """
         other.geometry.check(self.geometry, other.label)
-        if not self.writable:
-            raise MemoryWriteError(f"{self.label} is open for reading only; open it with writable=True to extend it.")
+        self._require_writable("extend it")
         if self.geometry.memory_positions == "absolute" and self.tokens and other.tokens:
             raise MemoryMismatchError(
                 f"{other.label} cannot be joined to another: with memory_positions 'absolute' its keys carry their place "
@@ -361,8 +549,7 @@ class Memory:
 
     def clear(self) -> None:
         """Forget all documents."""
-        if not self.writable:
-            raise MemoryWriteError(f"{self.label} is open for reading only; open it with writable=True to clear it.")
+        self._require_writable("clear it")
         self._backend.clear()
 
     def verify(self) -> None:
@@ -376,7 +563,8 @@ class Memory:
 
     def close(self) -> None:
         """Release files and the writer's lock."""
-        self._backend.close()
+        if self._chosen is None:
+            self._backend.close()
 
     def __enter__(self) -> Memory:
         return self

@@ -1,6 +1,6 @@
 """A memory's records, token table and text in files: append-only, with a commit point, memory-mapped.
 
-The format, described for other programs in docs/formats.md, version 1. In one folder:
+The format, described for other programs in docs/formats.md, versions 1 and 2. In one folder:
 
     memory.json        what made it (geometry, options, model): written once, whole or not at all
     journal.jsonl      the commit point: one line per committed window, each with a checksum of itself
@@ -10,8 +10,9 @@ The format, described for other programs in docs/formats.md, version 1. In one f
     lock               held by the one writer
 
 A commit writes the data, syncs it, and then appends its journal line. What lies beyond the last whole line
-was never committed: it is not read, and the next writer writes over it. `clear` starts a new generation of
-data files with a new journal, moved into place at once, so that readers of the old one are not disturbed.
+was never committed: it is not read, and the next writer writes over it. `clear` and `take_over` (compaction)
+start a new generation of data files with a new journal, moved into place at once, so that readers of the old
+one are not disturbed: they hold its files open, and files that are unlinked stay until they are closed.
 """
 
 from __future__ import annotations
@@ -21,9 +22,11 @@ import json
 import mmap
 import os
 import re
+import shutil
 import weakref
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -40,13 +43,15 @@ from longfocus.memory.storage import storage_dtype
 
 FORMAT = "longfocus-memory"
 VERSION = 1
+VERSION_WITH_REMOVED = 2
+"""Of memories that hold removed documents, which a reader of version 1 would take for live ones."""
 MANIFEST, JOURNAL, LOCK = "memory.json", "journal.jsonl", "lock"
 UNFINISHED = "unfinished"
-"""Sub-folder that `save` fills before it moves the files up, the manifest last."""
+"""Sub-folder that `save` and compaction fill before they move the files up, what makes them count last."""
 VERIFY_ON_OPEN_BYTES = 1 << 30
 """Checksums of all data are compared when opening memories up to this size; `verify` does it for any."""
 
-_DATA_FILE = re.compile(r"(kv-\d{3,}|tokens|text)\.\d+\.bin")
+_DATA_FILE = re.compile(r"(kv-\d{3,}|tokens|text)\.(\d+)\.bin")
 
 
 def is_memory(folder: Path) -> bool:
@@ -91,7 +96,10 @@ class DiskBackend:
             self.geometry: MemoryGeometry = manifest["geometry"]
             self.focus_options: dict[str, Any] = manifest["focus"]
             self.model_source: str | None = manifest["model_source"]
+            self._version: int = manifest["version"]
             self._load_snapshot()
+            if writable:
+                self._sweep()
             if sum(size for _, size in self._expected_sizes()) <= VERIFY_ON_OPEN_BYTES:
                 self.verify()
         except BaseException:
@@ -100,7 +108,13 @@ class DiskBackend:
 
     @classmethod
     def create(
-        cls, folder: Path, geometry: MemoryGeometry, *, focus_options: Mapping[str, Any], model_source: str | None
+        cls,
+        folder: Path,
+        geometry: MemoryGeometry,
+        *,
+        focus_options: Mapping[str, Any],
+        model_source: str | None,
+        generation: int = 1,
     ) -> DiskBackend:
         """Make an empty memory in a folder that does not exist or is empty, and open it for writing.
 
@@ -128,11 +142,8 @@ class DiskBackend:
                 "focus": dict(focus_options),
                 "model_source": model_source,
             }
-            _write_whole(
-                folder / JOURNAL, _line({"generation": 1, "tokens": 0, "text_bytes": 0, "documents": [], "crc": {}})
-            )
-            manifest["crc"] = _manifest_crc(manifest)
-            _write_whole(folder / MANIFEST, (json.dumps(manifest, indent=2) + "\n").encode())
+            _write_whole(folder / JOURNAL, _first_line(generation))
+            _write_manifest(folder, manifest)
         except OSError as error:
             raise _write_error(folder, error) from error
         finally:
@@ -141,18 +152,16 @@ class DiskBackend:
 
     def _load_snapshot(self) -> None:
         """Read the journal and open the data files, which stay readable for this object whatever a writer does."""
-        for attempt in (1, 2):
-            self._load_journal()
+        self._load_journal()
+        while True:
             try:
                 self._check_sizes()
                 return
             except MemoryFormatError:
                 generation = self.generation
                 self._close_files()
-                if attempt == 2:
-                    raise
                 self._load_journal()
-                if self.generation == generation:  # not a writer that cleared the memory in between
+                if self.generation == generation:  # not a writer that cleared or compacted the memory in between
                     raise
 
     # -- journal -----------------------------------------------------------------------------------------
@@ -301,6 +310,8 @@ class DiskBackend:
         line = _line(entry)
         path = self.folder / JOURNAL
         try:
+            if any(document.removed for document in documents):
+                self._raise_version()
             if self.durable:
                 self.sync()
             journal = os.open(path, os.O_RDWR)
@@ -325,21 +336,110 @@ class DiskBackend:
         self._crc.clear()
         self._pending_rows = self._pending_text = 0
 
+    def _raise_version(self) -> None:
+        """Make the memory one that a longfocus which knows no removed documents refuses, before it holds one."""
+        if self._version < VERSION_WITH_REMOVED:
+            manifest = json.loads(_read_file(self.folder / MANIFEST))
+            manifest["version"] = VERSION_WITH_REMOVED
+            _write_manifest(self.folder, manifest)
+            self._version = VERSION_WITH_REMOVED
+
+    # -- new generations ---------------------------------------------------------------------------------
+
     def clear(self) -> None:
         """Start over, empty, in a new generation of files."""
         self._require_writer()
-        old = [path for path, _ in self._expected_sizes()]
-        entry = {"generation": self.generation + 1, "tokens": 0, "text_bytes": 0, "documents": [], "crc": {}}
         try:
-            _write_whole(self.folder / JOURNAL, _line(entry))
+            with self._as_on_disk():
+                _write_whole(self.folder / JOURNAL, _first_line(self.generation + 1))
         except OSError as error:
             raise _write_error(self.folder, error) from error
-        self._close_files()
-        self._crc.clear()
-        self._pending_rows = self._pending_text = 0
-        self._load_journal()
-        for path in old:
-            path.unlink(missing_ok=True)
+        self._sweep()
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of all files of the memory, what nobody can read any more included."""
+        return sum(path.stat().st_size for path in self.folder.iterdir() if path.is_file())
+
+    def successor(self) -> DiskBackend:
+        """An empty memory of the next generation, to be filled and given to `take_over` or `discard`."""
+        self._require_writer()
+        folder = self.folder / UNFINISHED
+        shutil.rmtree(folder, ignore_errors=True)
+        made = DiskBackend.create(
+            folder,
+            self.geometry,
+            focus_options=self.focus_options,
+            model_source=self.model_source,
+            generation=self.generation + 1,
+        )
+        made.durable = False
+        return made
+
+    def take_over(self, successor: DiskBackend) -> None:
+        """Hold what the successor holds from now on, and let go of everything else.
+
+        The new journal counts: until it is moved into place the memory is the old one, from then on the new one.
+
+        Raises:
+            MemoryWriteError: the disk refused; the memory is the old one.
+        """
+        made = successor.folder
+        try:
+            successor.sync()
+            _sync(made / JOURNAL)
+            successor.close()
+            for path in list(made.iterdir()):
+                if _DATA_FILE.fullmatch(path.name):
+                    os.replace(path, self.folder / path.name)
+            _sync(self.folder)
+            with self._as_on_disk():
+                os.replace(made / JOURNAL, self.folder / JOURNAL)
+            os.replace(made / MANIFEST, self.folder / MANIFEST)  # the new one holds nothing that is removed
+            self._version = VERSION
+            _sync(self.folder)
+        except OSError as error:
+            raise _write_error(self.folder, error) from error
+        finally:
+            self.discard(successor)
+
+    def discard(self, successor: DiskBackend) -> None:
+        """Take away a successor, and whatever it leaves behind."""
+        successor.close()
+        self._sweep()
+
+    @contextmanager
+    def _as_on_disk(self) -> Iterator[None]:
+        """Whatever happens inside to the journal, also an interruption, this object is afterwards what the disk says."""
+        store = self.store
+        if store.tokens:
+            for layer in self.geometry.layers:  # chunks of the old store stay readable without its files
+                store._mapped(layer)
+        try:
+            yield
+        finally:
+            try:
+                self._close_files()
+                self._crc.clear()
+                self._pending_rows = self._pending_text = 0
+                generation = self.generation
+                self._load_snapshot()
+                if self.generation == generation:
+                    self.store = store
+            except BaseException:  # half of it known: nothing may be written on that ground
+                self.close()
+                raise
+
+    def _sweep(self) -> None:
+        """Take away files that are no part of the memory: of other generations, and of what was never finished."""
+        with suppress(OSError):  # they only take space
+            for path in list(self.folder.iterdir()):
+                data = _DATA_FILE.fullmatch(path.name)
+                other = data is not None and int(data[2]) != self.generation
+                if other or path.name in (MANIFEST + ".new", JOURNAL + ".new"):
+                    path.unlink(missing_ok=True)
+                elif path.name == UNFINISHED:
+                    shutil.rmtree(path, ignore_errors=True)
 
     # -- reading -----------------------------------------------------------------------------------------
 
@@ -478,6 +578,24 @@ def _parse_line(line: bytes) -> dict[str, Any]:
     return entry
 
 
+def _first_line(generation: int) -> bytes:
+    return _line({"generation": generation, "tokens": 0, "text_bytes": 0, "documents": [], "crc": {}})
+
+
+def _write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
+    manifest["crc"] = _manifest_crc(manifest)
+    _write_whole(folder / MANIFEST, (json.dumps(manifest, indent=2) + "\n").encode())
+
+
+def _sync(path: Path) -> None:
+    """Make a file's bytes, or a folder's names, durable."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def _write_whole(path: Path, data: bytes) -> None:
     """Write a file so that it is there whole or not at all."""
     temporary = path.with_name(path.name + ".new")
@@ -502,9 +620,10 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
         manifest = json.loads(data)
         if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
             raise MemoryFormatError(f"{path} is not the manifest of a longfocus memory.")
-        if manifest["version"] != VERSION:
+        if manifest["version"] not in (VERSION, VERSION_WITH_REMOVED):
             raise MemoryFormatError(
-                f"{path} has format version {manifest['version']}; this longfocus reads version {VERSION}. Upgrade longfocus."
+                f"{path} has format version {manifest['version']}; this longfocus reads versions {VERSION} and "
+                f"{VERSION_WITH_REMOVED}. Upgrade longfocus."
             )
         if manifest["crc"] != _manifest_crc(manifest):
             raise ValueError("its checksum is wrong")

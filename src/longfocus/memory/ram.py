@@ -110,8 +110,11 @@ class RamStore:
     def chunks(self, layer: int, start: int = 0, stop: int | None = None) -> Iterator[KVChunk]:
         """See `KVStore.chunks`."""
         stop = self._tokens if stop is None else min(stop, self._tokens)
-        at = 0
-        for block, mask, used in zip(self._blocks, self._masks, self._used, strict=True):
+        first = start // self.block_tokens  # all blocks but the last are full
+        at = first * self.block_tokens
+        for block, mask, used in zip(self._blocks[first:], self._masks[first:], self._used[first:], strict=True):
+            if at >= stop:
+                return
             low, high = max(start - at, 0), min(stop - at, used)
             if low < high:
                 allowed = None

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from longfocus.errors import UnsupportedCallError
+from longfocus.errors import MemoryStoreError, UnsupportedCallError
 from longfocus.memory.context import MassRecorder, MemoryContext, Part
 from longfocus.memory.contract import KVStore
 from longfocus.memory.dense import Scratch
@@ -185,6 +185,7 @@ class FocusCache(Cache):
         """Read this memory, as it is now: what is added to it later is not seen by this cache."""
         self.memory = memory
         self.memory_tokens = memory.tokens if memory is not None else 0
+        self._shared = Part(memory.store, ranges=memory.ranges) if memory is not None else None
 
     # -- sizes -------------------------------------------------------------------------------------------
 
@@ -211,7 +212,7 @@ class FocusCache(Cache):
     def __deepcopy__(self, memo: dict[int, Any]) -> FocusCache:
         other = FocusCache(self.focus, self.memory, last_window=self.last_window, document_start=self._document_start)
         memo[id(self)] = other
-        other.memory_tokens = self.memory_tokens
+        other.memory_tokens, other._shared = self.memory_tokens, self._shared
         other.seen, other.valid, other.stored = self.seen, self.valid.copy(), self.stored.copy()
         other._own, other._removable = copy.deepcopy(self._own, memo), self._removable
         for mine, copied in zip(self.local_layers, other.local_layers, strict=True):
@@ -291,7 +292,11 @@ class FocusCache(Cache):
         return restore
 
     def _context(self, span: int | None) -> MemoryContext | None:
-        shared = Part(self.memory.store, 0, self.memory_tokens) if self.memory is not None else None
+        shared = self._shared
+        if self.memory is not None and shared is not None and self.memory.store is not shared.store:
+            raise MemoryStoreError(
+                f"{self.memory.label} was compacted or cleared after this cache began to read it; start a new cache."
+            )
         own = Part(self._own, self._document_start) if self._own is not None else None
         if (shared is None or not shared.tokens) and (own is None or not own.tokens):
             return None

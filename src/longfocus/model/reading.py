@@ -44,10 +44,16 @@ class Reader:
         memory.check(model, tokenizer)
         self.model, self.tokenizer, self.memory = model, tokenizer, memory
 
-    def read(self, source: Source, progress: Callable[[Progress], None] | None = None) -> Document:
+    def read(
+        self, source: Source, progress: Callable[[Progress], None] | None = None, *, replace: bool = False
+    ) -> Document:
         """Read a source to its end, committing each window.
 
         A document whose reading was interrupted goes on where it stopped, if its text still begins the same.
+
+        Args:
+            replace: the commit that makes the document whole removes all others of the same path, so that a kill leaves what
+                was remembered of the file before, or what it holds now, and never neither.
 
         Raises:
             InputError: the source cannot be read as text.
@@ -79,6 +85,7 @@ class Reader:
                 ending: dict[str, Any] = {}
                 if window is None:
                     ending = {**fields, "pages": tuple(source.pages) or None, "complete": True}
+                    ending["removing"] = _others(memory, document) if replace else ()
                 if skip:  # in the memory already: whole windows, as they were committed
                     skip -= len(rows)
                     if ending:
@@ -104,7 +111,7 @@ class Reader:
         last = documents[-1]
         path = source.fields.get("path")
         window = self.model.focus.config.window_tokens
-        if last.complete or path is None or last.path != path or last.tokens == 0:
+        if last.complete or path is None or last.path != path or last.tokens == 0 or not self.memory.can_continue(last):
             return None
         known = self.memory.token_ids(last.start, last.stop)
         at, more = 0, False
@@ -120,6 +127,12 @@ class Reader:
         if at < len(known) or (more and len(known) % window):  # a short last window ends the text it was read from
             return None
         return last
+
+
+def _others(memory: Memory, document: Document) -> list[Document]:
+    """Documents that were read from the same file."""
+    same = (other for other in memory.documents if other.path is not None and other.path == document.path)
+    return [other for other in same if other.id != document.id]
 
 
 def not_remembered(memory: Memory, sources: Sequence[Source]) -> list[Source]:

@@ -270,7 +270,7 @@ class FocusedSubject(LocalModel):
         memory = self.memory_of(prompt)
         cache = FocusCache(self.model.focus, memory)
         ids = self.encode(prompt.text)
-        recorder = MassRecorder(memory.tokens)
+        recorder = MassRecorder(memory.extent)
         if len(ids) > 1:  # so that only queries that produce answer tokens are recorded
             with torch.no_grad():
                 fed = torch.tensor([ids[:-1]], device=self.model.focus.device)

@@ -1,0 +1,50 @@
+"""`longfocus compact`: give back the space of removed documents. Loads no model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from longfocus.commands import common
+
+EPILOG = """Examples:
+
+  longfocus compact project.memory
+
+  longfocus compact project.memory --json
+
+The memory is written anew, so there must be room for what is left of it meanwhile. Stopped at any moment, it is the old one or the new one; whoever asks it just then goes on with the old one.
+"""
+
+
+def compact(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A saved memory.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")] = False,
+) -> None:
+    """Write a memory anew without what was removed from it."""
+    from longfocus.memory.memory import Memory
+
+    with Memory.open(folder, writable=True) as memory:
+        removed = len(memory.removed)
+        given_back = memory.compact()
+        if as_json:
+            data = {
+                "removed_documents": removed,
+                "bytes_given_back": given_back,
+                "documents": len(memory.documents),
+                "tokens": memory.tokens,
+                "bytes": memory.nbytes,
+            }
+            print(json.dumps(data))
+            return
+        if not removed:
+            print(f"{folder}: nothing was removed from it; there is nothing to give back.")
+            return
+        left = common.counted(len(memory.documents), "document")
+        print(
+            f"{folder}: {given_back / 1e6:,.1f} MB of {common.counted(removed, 'removed document')} given back; "
+            f"{left}, {memory.tokens:,} tokens, {memory.nbytes / 1e6:,.1f} MB are left."
+        )
