@@ -23,12 +23,12 @@ import transformers
 
 import longfocus
 from longfocus.config import MEMORY_DTYPES
+from longfocus.config import WEIGHT_DTYPES as DTYPES
 from longfocus.evaluation.record import write_json as write_json
 from longfocus.settings import size_of
 from longfocus.settings import sizes_of as sizes_of
 
 DATA = Path(__file__).resolve().parents[2] / "shared/data"
-DTYPES = ("float32", "bfloat16", "float16")
 
 
 def note(text: str) -> None:

@@ -16,7 +16,10 @@ from longfocus.errors import ConfigError, did_you_mean
 Positions = Literal["first", "none", "absolute"]
 Retrieval = Literal["dense", "exact"]
 Overflow = Literal["slide", "all"]
-MEMORY_DTYPES = ("float32", "float16", "bfloat16", "int8")
+WEIGHT_DTYPES = ("float32", "float16", "bfloat16")
+"""What weights may be loaded in."""
+MEMORY_DTYPES = (*WEIGHT_DTYPES, "int8")
+"""How memory keys and values may be stored."""
 DEFAULT_WINDOW_TOKENS = 512
 
 

@@ -198,6 +198,7 @@ def test_help_loads_nothing_heavy(argv: list[str], names: str) -> None:
         (["passkey", "--text", "books=/no/such/file"], "--text books=/no/such/file: /no/such/file does not exist"),
         (["passkey", "--data", "/no/such/folder"], "--data: /no/such/folder is not a folder"),
         (["passkey", "--dtype", "int3"], "--dtype: 'int3' given, expected one of float32, float16, bfloat16"),
+        (["passkey", "--dtype", "int8"], "--dtype: 'int8' given, expected one of float32, float16, bfloat16"),
         (["passkey", "--memory-layers", "six"], "--memory-layers: 'six' given"),
         (["passkey", "--window", "1"], "window: 1 given, expected a whole number of 2 or more"),
         (["passkey", "--retrieval", "fuzzy"], "retrieval: 'fuzzy' given, expected one of dense, exact"),

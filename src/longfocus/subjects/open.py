@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from longfocus.config import MEMORY_DTYPES, FocusConfig
+from longfocus.config import WEIGHT_DTYPES, FocusConfig
 from longfocus.errors import ConfigError
 from longfocus.model.attach import detach
 from longfocus.model.load import load, load_tokenizer
@@ -37,8 +37,8 @@ def open_local(
         ConfigError: focus options for a plain model, or an unknown dtype.
         ModelNotFoundError, UnsupportedModelError: as `load`.
     """
-    if dtype is not None and dtype not in MEMORY_DTYPES:
-        raise ConfigError(f"--dtype: {dtype!r} given, expected one of {', '.join(MEMORY_DTYPES)}.")
+    if dtype is not None and dtype not in WEIGHT_DTYPES:
+        raise ConfigError(f"--dtype: {dtype!r} given, expected one of {', '.join(WEIGHT_DTYPES)}.")
     import torch
 
     kind = getattr(torch, dtype) if dtype else None
