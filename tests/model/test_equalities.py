@@ -391,12 +391,12 @@ def test_switched_on_by_name_alone_it_is_causal_and_masks_padding(name: str) -> 
 
 
 def _remembered(model: Any, ids: Tensor) -> SimpleNamespace:
-    """A memory of one text of whole windows, as `FocusCache` asks for one: a store, and how much of it counts."""
+    """A memory of one text of whole windows, as `FocusCache` asks for one: a store, and which of it counts."""
     store = model.focus.new_store()
     with torch.no_grad():
         model(torch.cat((ids, ids[:, :1]), 1), cache=FocusCache(model.focus, own=store, last_window=1))
     assert store.tokens == ids.shape[1]
-    return SimpleNamespace(store=store, tokens=store.tokens)
+    return SimpleNamespace(store=store, tokens=store.tokens, extent=store.tokens, ranges=((0, store.tokens),))
 
 
 @SOME
