@@ -6,7 +6,7 @@ python -m pytest tests/data/test_pieces.py
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from longfocus.data.mixture import Mixture
@@ -14,6 +14,7 @@ from longfocus.data.pieces import Pieces
 from tests.data.marked import Marked, marks
 
 
+@settings(max_examples=40)
 @given(lengths=st.lists(st.integers(1, 300), min_size=1, max_size=6), tokens=st.integers(1, 120))
 def test_every_token_once_and_in_order(lengths: list[int], tokens: int) -> None:
     pieces = Pieces(Marked(1, lengths), tokens)

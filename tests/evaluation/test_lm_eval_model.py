@@ -355,6 +355,7 @@ def test_the_command_adds_our_model_where_none_is_named(given: list[str], expect
 # -- real processes ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_command_runs_tasks_with_a_memory_and_without(folder: Path, tmp_path: Path) -> None:
     found = {}
     for name, more in (("memory", ",window=64"), ("plain", ",plain=true")):
