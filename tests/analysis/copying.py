@@ -22,15 +22,12 @@ HEADS, KV_HEADS, LAYERS = 4, 2, 4
 _THETA = 1e9
 
 
-def copying_model(vocabulary: int, *, previous: tuple[int, int], copying: tuple[int, int]) -> Any:
-    """The model, float32, eval mode; `previous` lies in an earlier layer than `copying`."""
-    assert previous[0] < copying[0]
-    hidden = -(-(3 * vocabulary + 1) // HEADS) * HEADS
+def blank_model(vocabulary: int, *, blocks: int) -> tuple[Any, int]:
+    """(a Llama whose weights are 0, its norms 1; head_dim), for hidden states of so many blocks of tokens and a constant."""
     head_dim = max(96, vocabulary + vocabulary % 2)
-    half, fast = head_dim // 2, head_dim // 6  # the fast third of the pairs tells distances, the others tokens
     config = hf.LlamaConfig(
         vocab_size=vocabulary,
-        hidden_size=hidden,
+        hidden_size=-(-(blocks * vocabulary + 1) // HEADS) * HEADS,
         intermediate_size=8,
         num_hidden_layers=LAYERS,
         num_attention_heads=HEADS,
@@ -43,10 +40,20 @@ def copying_model(vocabulary: int, *, previous: tuple[int, int], copying: tuple[
         eos_token_id=None,
     )
     model = hf.LlamaForCausalLM(config)
-    at_hand, before, to_say, constant = 0, vocabulary, 2 * vocabulary, 3 * vocabulary
     with torch.no_grad():
         for name, weight in model.named_parameters():
             weight.fill_(1.0 if "norm" in name else 0.0)
+    return model, head_dim
+
+
+def copying_model(vocabulary: int, *, previous: tuple[int, int], copying: tuple[int, int]) -> Any:
+    """The model, float32, eval mode; `previous` lies in an earlier layer than `copying`."""
+    assert previous[0] < copying[0]
+    model, head_dim = blank_model(vocabulary, blocks=3)
+    hidden = model.config.hidden_size
+    half, fast = head_dim // 2, head_dim // 6  # the fast third of the pairs tells distances, the others tokens
+    at_hand, before, to_say, constant = 0, vocabulary, 2 * vocabulary, 3 * vocabulary
+    with torch.no_grad():
         tokens = torch.arange(vocabulary)
         model.model.embed_tokens.weight[tokens, tokens + at_hand] = 1.0
         model.model.embed_tokens.weight[:, constant] = 1.0

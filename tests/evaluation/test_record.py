@@ -304,7 +304,7 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 
 def test_a_file_is_written_whole_or_stays_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_json(tmp_path / RESULTS, {"old": 1})
-    monkeypatch.setattr(record.os, "replace", lambda *paths: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr("os.replace", lambda *paths: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         write_json(tmp_path / RESULTS, {"new": list(range(1000))})
     assert json.loads((tmp_path / RESULTS).read_text()) == {"old": 1}

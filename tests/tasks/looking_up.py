@@ -15,10 +15,9 @@ import math
 from typing import Any
 
 import torch
-import transformers as hf
 
 from longfocus.data.dictionary import DictionaryFormat
-from tests.analysis.copying import _THETA, HEADS, KV_HEADS, LAYERS, _head
+from tests.analysis.copying import _THETA, _head, blank_model
 
 LOOKING = 2
 """The layer that must see the memory."""
@@ -28,24 +27,9 @@ def lookup_model(form: DictionaryFormat) -> Any:
     """The model, float32, eval mode."""
     assert form.key_tokens == form.value_tokens == 1
     vocabulary = form.vocabulary
-    hidden = -(-(4 * vocabulary + 1) // HEADS) * HEADS
-    head_dim = max(96, vocabulary + vocabulary % 2)
+    model, head_dim = blank_model(vocabulary, blocks=4)
+    hidden = model.config.hidden_size
     half, fast = head_dim // 2, head_dim // 6
-    config = hf.LlamaConfig(
-        vocab_size=vocabulary,
-        hidden_size=hidden,
-        intermediate_size=8,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=HEADS,
-        num_key_value_heads=KV_HEADS,
-        head_dim=head_dim,
-        max_position_embeddings=1024,
-        rope_parameters={"rope_type": "default", "rope_theta": _THETA},
-        tie_word_embeddings=False,
-        bos_token_id=None,
-        eos_token_id=None,
-    )
-    model = hf.LlamaForCausalLM(config)
     at_hand, before, two_before, to_say, constant = (part * vocabulary for part in range(5))
     generator = torch.Generator().manual_seed(0)
 
@@ -55,8 +39,6 @@ def lookup_model(form: DictionaryFormat) -> Any:
         return drawn / drawn.norm(dim=0)
 
     with torch.no_grad():
-        for name, weight in model.named_parameters():
-            weight.fill_(1.0 if "norm" in name else 0.0)
         tokens = torch.arange(vocabulary)
         model.model.embed_tokens.weight[tokens, tokens + at_hand] = 1.0
         model.model.embed_tokens.weight[:, constant] = 1.0

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -21,6 +20,7 @@ from typing import Any
 import filelock
 
 from longfocus.errors import EvaluationError
+from longfocus.files import write_whole
 from longfocus.tasks.contract import Measure, Row, Sample
 from longfocus.tasks.statistics import Estimate
 
@@ -207,7 +207,7 @@ class Recorder:
         """
         try:
             write_json(self.folder / RESULTS, self.results.to_dict())
-            write_whole(self.folder / TABLE, table + "\n")
+            write_whole(self.folder / TABLE, table + "\n", errors="backslashreplace")
         except OSError as error:
             raise EvaluationError(f"{self.folder} cannot be written: {error.strerror or error}.") from error
 
@@ -241,11 +241,4 @@ def _short(value: Any) -> str:
 
 def write_json(path: Path, data: Any) -> None:
     """JSON for people and programs; nan is null."""
-    write_whole(path, json.dumps(_without_nan(data), indent=1, ensure_ascii=False) + "\n")
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Whole or not at all: a kill leaves the file as it was."""
-    new = path.with_name(path.name + ".new")
-    new.write_text(text, "utf-8", errors="backslashreplace", newline="\n")
-    os.replace(new, path)
+    write_whole(path, json.dumps(_without_nan(data), indent=1, ensure_ascii=False) + "\n", errors="backslashreplace")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import re
 import time
 from collections.abc import Iterator, Sequence
@@ -24,6 +23,7 @@ from longfocus.model.focused import read_window
 from longfocus.model.reading import Reader
 from longfocus.model.windows import plan_steps
 from longfocus.subjects.contract import BlockLosses, Completion, Prompt
+from longfocus.subjects.scoring import Scorer
 from longfocus.subjects.shared_reading import SharedReading
 
 KEPT_DOCUMENT_TOKENS = 1 << 18
@@ -60,7 +60,7 @@ class LocalModel:
         return {
             "kind": self.kind,
             "name": self.name,
-            "architecture": type(self.model).__mro__[0].__name__.removeprefix("Focused"),
+            "architecture": type(self.model).__name__.removeprefix("Focused"),
             "parameters": sum(weight.numel() for weight in self.model.parameters()),
             "fingerprint": self.fingerprint,
             "tokenizer": tokenizer_fingerprint(self._tokenizer),
@@ -127,6 +127,16 @@ class LocalModel:
             ids = ids[:begin]
         return wholes, begin
 
+    @torch.no_grad()
+    def _losses_from(self, wholes: Sequence[list[int]], begin: int, memory: Memory | None = None) -> list[float]:
+        """Summed losses of texts that begin alike, from token `begin` on; nothing predicts a text's first token."""
+        scorer = Scorer(self)
+        if begin:
+            scores = scorer.after(wholes[0][:begin], [whole[begin:] for whole in wholes], memory)
+            return [-score.log_likelihood for score in scores]
+        rests = [(whole[:1], [whole[1:]]) for whole in wholes]
+        return [-scorer.after(*rest, memory)[0].log_likelihood if rest[1][0] else 0.0 for rest in rests]
+
 
 class _Found(transformers.StoppingCriteria):
     """Stop when a pattern is found in the answer."""
@@ -186,18 +196,11 @@ class PlainModel(LocalModel):
                 logits = self.model(part, use_cache=False, logits_to_keep=len(told)).logits
                 yield BlockLosses(start, context, *_told(logits[0], part[0, -len(told) :]))
 
-    @torch.no_grad()
     def choice_losses(self, prompt: Prompt, choices: Sequence[str]) -> list[float]:
-        """See `contract.PredictsTokens`."""
+        """See `contract.PredictsTokens`; the prompt is read once."""
         wholes, begin = self._with_choices(prompt.joined, choices)
         self._check_length(max(map(len, wholes)), "a prompt with its answer")
-        losses = []
-        for whole in wholes:
-            part = torch.tensor([whole], device=self.model.device)
-            kept = len(whole) - max(1, begin) + 1  # nothing predicts a text's first token
-            logits = self.model(part, use_cache=False, logits_to_keep=kept).logits
-            losses.append(float(_nll(logits[0], part[0, -kept:]).sum()))
-        return losses
+        return self._losses_from(wholes, begin)
 
 
 class FocusedSubject(LocalModel):
@@ -388,33 +391,10 @@ class FocusedSubject(LocalModel):
         for start in range(0, len(ids), window):
             read_window(self.model, torch.tensor([list(ids[start : start + window])]), cache)
 
-    @torch.no_grad()
     def choice_losses(self, prompt: Prompt, choices: Sequence[str]) -> list[float]:
         """See `contract.PredictsTokens`; the prompt is read once, and each choice goes on from there as an answer does."""
         wholes, begin = self._with_choices(prompt.text, choices)
-        read = FocusCache(self.model.focus, self.memory_of(prompt) if prompt.documents else None)
-        first = self._feed(wholes[0][:begin], read, 1) if begin else None
-        losses = []
-        for whole in wholes:
-            at, before, cache = begin, first, copy.deepcopy(read)
-            if before is None:  # nothing predicts a text's first token
-                at, before = 1, self._feed(whole[:1], cache, 1)
-            logits = torch.cat([before, *self._after(whole[at:-1], cache), before])  # the last predicts nothing here
-            losses.append(float(_nll(logits, torch.tensor(whole[at - 1 :])).sum()))
-        return losses
-
-    def _feed(self, ids: Sequence[int], cache: FocusCache, keep: int = 0) -> torch.Tensor:
-        """Logits (n, vocabulary) of the last `keep` tokens, or of all."""
-        fed = torch.tensor([list(ids)], device=self.model.focus.device)
-        return self.model.forward(fed, cache=cache, use_cache=True, logits_to_keep=keep).logits[0]
-
-    def _after(self, ids: Sequence[int], cache: FocusCache) -> Iterator[torch.Tensor]:
-        """Logits of tokens that follow, in pieces; the window slides where it would if they came one by one."""
-        at = 0
-        while at < len(ids):
-            room = max(1, self.model.focus.config.window_tokens - int(cache.local_tokens[0]))
-            yield self._feed(ids[at : at + room], cache)
-            at += room
+        return self._losses_from(wholes, begin, self.memory_of(prompt) if prompt.documents else None)
 
 
 def _last(tokens: list[int], count: int) -> list[int]:

@@ -12,14 +12,17 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from longfocus.model.cache import FocusCache
 from longfocus.model.windows import Step, plan_steps
-from longfocus.subjects.local import FocusedSubject, LocalModel
+
+if TYPE_CHECKING:
+    from longfocus.memory.memory import Memory
+    from longfocus.subjects.local import LocalModel
 
 PIECE_LOGITS = 1 << 24
 """Logits held at once while a plain model predicts a long text."""
@@ -41,19 +44,22 @@ class Scorer:
         self.model: Any = subject.model
         self.window: int | None = None
         """Tokens of a focused model's window."""
-        if isinstance(subject, FocusedSubject):
+        if subject.kind == "focused":
             self.window = subject.model.focus.config.window_tokens
 
-    def after(self, context: Sequence[int], rests: Sequence[Sequence[int]]) -> list[Score]:
+    def after(
+        self, context: Sequence[int], rests: Sequence[Sequence[int]], memory: Memory | None = None
+    ) -> list[Score]:
         """Scores of continuations of one context.
 
         Args:
             context: at least one token.
             rests: each of at least one token.
+            memory: read before the context, by a focused model.
         """
         shared = by_input((), rests)
         longest = max(map(len, rests))
-        cache = self._new_cache()
+        cache = self._new_cache(memory)
         first: Tensor | None = None
         if len(shared) > 1 or (self.window is not None and len(context) + longest - 1 > self.window):
             first = self._feed(context, cache, keep=1)
@@ -109,9 +115,9 @@ class Scorer:
         logits: Tensor = self.model(fed, cache=cache, use_cache=True, logits_to_keep=keep).logits[0]
         return logits
 
-    def _new_cache(self) -> Any:
+    def _new_cache(self, memory: Memory | None) -> Any:
         if self.window is not None:
-            return FocusCache(self.model.focus)
+            return FocusCache(self.model.focus, memory)
         from transformers import DynamicCache
 
         return DynamicCache(config=self.model.config)

@@ -12,8 +12,8 @@ import torch
 from transformers import TrainerCallback
 from transformers.trainer_callback import PrinterCallback
 
+from longfocus.files import write_whole
 from longfocus.training.build import Announce
-from longfocus.training.output import write_whole
 
 
 def quiet(trainer: Any) -> None:

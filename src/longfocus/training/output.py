@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from longfocus.errors import ConfigError, TrainingError
+from longfocus.files import write_whole
 from longfocus.model.load import ADAPTER_NOTE
 from longfocus.model.weights import save_weights
 from longfocus.training import parts
@@ -80,16 +81,6 @@ def differences(one: Any, two: Any, name: str = "") -> list[str]:
             for found in differences(one.get(key), two.get(key), f"{name}.{key}" if name else str(key))
         ]
     return [] if json.dumps(one, default=str) == json.dumps(two, default=str) else [name]
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a file so that it is never seen, or left by a kill, half-written."""
-    unfinished = path.with_name(path.name + ".new")
-    with unfinished.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(unfinished, path)
 
 
 def save_result(trainer: CrossbatchTrainer, tokenizer: Any, recipe: Recipe, output: Path) -> Path:

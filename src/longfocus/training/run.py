@@ -23,10 +23,11 @@ import longfocus
 from longfocus.data.pieces import Pieces
 from longfocus.data.token_cache import TokenizedSource
 from longfocus.errors import ConfigError
+from longfocus.files import write_whole
 from longfocus.model.load import load_tokenizer
 from longfocus.training.build import Announce, build_model
 from longfocus.training.callbacks import LogFile, StopOnCtrlC, quiet
-from longfocus.training.output import LOG, RESULT, prepare, save_result, upload, write_whole
+from longfocus.training.output import LOG, RESULT, prepare, save_result, upload
 from longfocus.training.recipes import Recipe
 from longfocus.training.stream import Batches, open_mixture
 from longfocus.training.trainer import CrossbatchTrainer
