@@ -42,7 +42,6 @@ import transformers
 import longfocus
 from longfocus.commands.common import CLI_DEFAULTS
 from longfocus.model.cache import FocusCache
-from longfocus.model.focused import read_window
 
 ROWS = ("longfocus", "longfocus, reading looks back at all", "plain transformers")
 BOOKS = Path(__file__).resolve().parents[2] / "shared/data/books/test.jsonl.gz"
@@ -121,7 +120,7 @@ class Bench:
         focus = self.model.focus
         focus.config = dataclasses.replace(focus.config, read_span=span)
         cache = FocusCache(self.model.focus, Prefix(self.memory.store, size))
-        return seconds(lambda: read_window(self.model, part, cache))
+        return seconds(lambda: self.model.read_window(part, cache))
 
     @torch.no_grad()
     def decode_seconds(self, row: str, size: int, steps: int = 8) -> float:

@@ -35,7 +35,8 @@ from longfocus import (
 from longfocus.analysis.attribution import PASSAGE_TOKENS, Passage, passages, window_starts
 from longfocus.errors import ConfigError, PromptTooLongError
 from longfocus.memory.documents import TOKEN_DTYPE, Document
-from longfocus.model.focused import read_window
+from longfocus.model import focused as focused_module
+from longfocus.model import reading_pass
 from tests.data.pdf import pdf
 from tests.memory.saved import assert_same, held
 from tests.model.authors_longllama import AuthorsLongLlama
@@ -88,13 +89,63 @@ def test_a_document_equals_the_same_windows_fed_by_hand(overlap: int, tmp_path: 
     cache = FocusCache(model.focus, own=by_hand.store)
     ids, at, room = ids_of(TEXT), 0, WINDOW
     while at < ids.shape[1]:
-        read_window(model, ids[:, at : at + room], cache)
+        model.read_window(ids[:, at : at + room], cache)
         at, room = at + room, WINDOW - overlap
     assert memory.tokens == by_hand.store.tokens == ids.shape[1] > 6 * WINDOW
     for layer in MEMORY_LAYERS:
         mine, theirs = (next(iter(store.chunks(layer))) for store in (memory.store, by_hand.store))
         assert torch.equal(mine.keys, theirs.keys)
         assert torch.equal(mine.values, theirs.values)
+
+
+SIDE_BY_SIDE: dict[str, dict[str, Any]] = {
+    "dense": {},
+    "read span": {"read_span": 40},
+    "read span of one window": {"read_span": 24},
+    "reading sees nothing": {"read_span": 0},
+    "top-k": {"retrieval": "exact", "k": 7},
+    "top-k within a span": {"retrieval": "exact", "k": 7, "read_span": 60},
+    "int8": {"memory_dtype": "int8"},
+    "float16": {"memory_dtype": "float16"},
+    "no positions": {"memory_positions": "none"},
+    "absolute positions": {"memory_positions": "absolute"},
+    "overlap": {"overlap": 5},
+    "short last window": {"last_window": 3},
+}
+
+
+@pytest.mark.parametrize("options", SIDE_BY_SIDE.values(), ids=SIDE_BY_SIDE)
+@pytest.mark.parametrize("name", ["llama", "gemma2", "gpt_neox"])
+def test_windows_side_by_side_equal_windows_one_after_another(
+    name: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Logits after a long text, and after a question to a memory of one text while another is read behind it."""
+    text, question = ids_of(TEXT), ids_of("def f(x):\n    return" * 9)
+    found: list[list[Tensor]] = []
+    passes: list[int] = []
+    original = reading_pass.read_side_by_side
+
+    def watched(focus: Any, inputs: Any, cache: Any) -> None:
+        passes.append(next(iter(inputs.values())).shape[1])
+        original(focus, inputs, cache)
+
+    for module in (reading_pass, focused_module):
+        monkeypatch.setattr(module, "read_side_by_side", watched)
+    for at_once in (1, 3 * WINDOW, 10_000):
+        monkeypatch.setattr(reading_pass, "PASS_TOKENS", at_once)
+        model = focused(name, dtype=torch.float64, **options)
+        memory = Memory(model)
+        read_ids(model, text, memory)
+        with torch.no_grad():
+            alone = model(text, use_cache=True, logits_to_keep=2).logits
+            both = model(question, memory=memory, use_cache=True, logits_to_keep=2).logits
+        found.append([alone, both, held(memory).records[MEMORY_LAYERS[-1]]])
+        joined = at_once > 1 and not {"overlap"} & set(options) and options.get("memory_positions") != "absolute"
+        assert bool(passes) == joined
+        assert all(tokens % WINDOW == 0 and tokens <= max(at_once, 1) for tokens in passes)
+        passes.clear()
+    for one, other in zip(found[0] * 2, found[1] + found[2], strict=True):
+        assert_close(one.double(), other.double(), WINDOWS, name)
 
 
 @pytest.mark.parametrize("overlap", [0, 5])
@@ -386,7 +437,10 @@ def test_the_first_token_of_a_window_never_makes_a_passage(overlap: int, tmp_pat
 
 
 @pytest.mark.parametrize("overlap", [0, 7])
-def test_window_starts_are_the_tokens_that_began_a_pass(overlap: int, tmp_path: Path) -> None:
+def test_window_starts_are_the_tokens_that_began_a_window(
+    overlap: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading_pass, "PASS_TOKENS", 1)  # a window at a time
     model = focused(overlap=overlap)
     paths = written(tmp_path, a=SAMPLES["latin"], b=TEXT, c="short")
     memory = Memory(model, tokenizer("byte_level"))

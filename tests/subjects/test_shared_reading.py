@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from longfocus.config import FocusConfig
+from longfocus.model import reading_pass
 from longfocus.model.windows import plan_steps
 from longfocus.subjects import shared_reading
 from longfocus.subjects.shared_reading import SharedReading
@@ -48,32 +49,38 @@ def prompts_of(*ends: tuple[int, int]) -> list[list[int]]:
     return [common[:alike] + tokens(1, rest, seed=9 + n)[0].tolist() for n, (alike, rest) in enumerate(ends)]
 
 
+@pytest.mark.parametrize("at_once", [1, 2, 3])
 @pytest.mark.parametrize("name", OPTIONS)
-def test_prompts_read_together_give_the_bits_of_each_alone(name: str) -> None:
+def test_prompts_read_together_give_the_bits_of_each_alone(
+    name: str, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading_pass, "PASS_TOKENS", at_once * 32)
     model = focused(**OPTIONS[name]).model
     prompts = prompts_of((40, 110), (40, 110), (97, 53), (150, 1), (150, 20), (10, 140), (200, 40))
     shared = assert_alike(model, prompts)
-    if name in ("plain", "read span", "short last window"):
-        assert shared == [32, 32, 96, 96, 96, 0, 0]
+    if name in ("plain", "read span"):
+        expected = {1: [32, 32, 96, 96, 96], 2: [0, 0, 64, 128, 128], 3: [0, 0, 96, 96, 96]}[at_once]
+        assert shared == [*expected, 0, 0]
     elif name != "authors' rule":
-        assert max(shared) > 90
+        assert max(shared) >= 64
     assert shared[5:] == [0, 0]
 
 
 def test_what_is_shared_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[int] = []
-    original = shared_reading.read_window
+    monkeypatch.setattr(reading_pass, "PASS_TOKENS", 64)
+    original = shared_reading.read_windows
 
     def watched(model: Any, ids: torch.Tensor, cache: Any) -> None:
         read.append(ids.shape[1])
         original(model, ids, cache)
 
-    monkeypatch.setattr(shared_reading, "read_window", watched)
+    monkeypatch.setattr(shared_reading, "read_windows", watched)
     list(SharedReading(focused().model).caches(prompts_of((70, 80), (70, 80), (70, 80), (140, 10))))
-    assert read == [32, 32]
+    assert read == [64]
     read.clear()
-    list(SharedReading(focused().model).caches(prompts_of((140, 10), (100, 50), (140, 10))))
-    assert read == [32] * 3
+    list(SharedReading(focused().model).caches(prompts_of((150, 10), (130, 50), (150, 10))))
+    assert read == [64] * 2
 
 
 def test_a_single_prompt_and_none() -> None:
@@ -96,7 +103,7 @@ def test_a_long_text_is_not_planned_again_for_each_window() -> None:
     shared_reading.plan_steps = watched  # type: ignore[assignment]
     try:
         one, other = [3] * 100_000, [3] * 99_999 + [4]
-        assert reading._end_alike(one, other) == 99_968
+        assert reading._end_alike(one, other) == 98_304
     finally:
         shared_reading.plan_steps = original
     assert len(planned) < 20

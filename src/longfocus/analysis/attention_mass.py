@@ -34,7 +34,7 @@ from longfocus.memory.dense import Scratch, attend_dense
 from longfocus.memory.exact import grouped_scores, kth_score
 from longfocus.memory.ram import RamStore
 from longfocus.model.cache import FocusCache
-from longfocus.model.focused import read_window
+from longfocus.model.reading_pass import read_windows
 
 Partial = tuple[Tensor, Tensor]
 """out (B, Hq, T, D), lse (B, Hq, T) over a set of keys."""
@@ -59,8 +59,7 @@ class ReadWindows:
         window = focus.config.window_tokens
         store = focus.new_store()
         cache = FocusCache(focus, own=store)
-        for start in range(0, len(ids), window):
-            read_window(self.model, torch.tensor([list(ids[start : start + window])]), cache)
+        read_windows(self.model, torch.tensor([list(ids)]), cache)
         is_first = torch.arange(store.tokens, device=store.device) % window == 0
         for kind, chosen in ((self.first, is_first), (self.rest, ~is_first)):
             records = {}

@@ -26,6 +26,7 @@ from longfocus.memory.context import MassRecorder, MemoryContext, Part
 from longfocus.memory.contract import KVStore
 from longfocus.memory.dense import Scratch
 from longfocus.memory.ram import RamStore
+from longfocus.memory.windows_context import WindowsContext
 from longfocus.model.attention_function import WindowPass
 from longfocus.positions import rotate
 
@@ -154,6 +155,7 @@ class FocusCache(Cache):
         last_window: int | None = None,
         own: KVStore | None = None,
         document_start: int = 0,
+        document_stop: int | None = None,
     ) -> None:
         """
         Args:
@@ -162,6 +164,7 @@ class FocusCache(Cache):
             last_window: overrides the config's, for this cache.
             own: where tokens go that leave the window; None: fresh RAM, per row.
             document_start: first record of `own` that may be seen.
+            document_stop: one past the last; None: all, also those that this cache adds.
         """
         self.focus = focus
         config = focus.config
@@ -179,7 +182,7 @@ class FocusCache(Cache):
         self._removable: int | None = None  # last columns that `crop` may take back; None: nothing has moved so far
         self._scratch = Scratch()  # of its own: two threads may read one memory at once
         self._own = own
-        self._document_start = document_start
+        self._document_start, self._document_stop = document_start, document_stop
 
     def read_memory(self, memory: Memory | None) -> None:
         """Read this memory, as it is now: what is added to it later is not seen by this cache."""
@@ -211,6 +214,7 @@ class FocusCache(Cache):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> FocusCache:
         other = FocusCache(self.focus, self.memory, last_window=self.last_window, document_start=self._document_start)
+        other._document_stop = self._document_stop
         memo[id(self)] = other
         other.memory_tokens, other._shared = self.memory_tokens, self._shared
         other.seen, other.valid, other.stored = self.seen, self.valid.copy(), self.stored.copy()
@@ -260,6 +264,42 @@ class FocusCache(Cache):
         self._pending = (valid, stored)
         return window_pass
 
+    def open_windows(self, count: int) -> tuple[WindowPass, WindowsContext]:
+        """Let go of what is local, and describe a pass whose rows are the next `count` windows of the one text, all full
+        and all to be stored (`take_windows`)."""
+        if self.rows == 0:
+            self.valid = self.stored = np.zeros((1, 0), dtype=bool)
+        assert self.rows == 1, "windows of one text"
+        self._drop(self.local_tokens)
+        config = self.focus.config
+        context = WindowsContext(
+            self._context(config.read_span),
+            self.focus.storage,
+            self._check_range,
+            retrieval=config.retrieval,
+            k=config.k,
+            scratch=self._scratch,
+            span=config.read_span,
+        )
+        positions = torch.arange(config.window_tokens, device=self.focus.device).expand(count, -1)
+        window_pass = WindowPass(
+            tables=self.focus.tables,
+            memory_positions=config.memory_positions,
+            query_positions=positions,
+            key_positions=positions,
+            valid=None,
+            unstored=None,
+            context=context,
+        )
+        return window_pass, context
+
+    def take_windows(self, context: WindowsContext, count: int) -> None:
+        """Store the records of a pass over `count` windows; nothing stays local."""
+        self._removable = 0
+        if self.focus.config.layers:
+            self._store_for(1).append(context.records)
+        self.seen += count * self.focus.config.window_tokens
+
     def close_pass(self, store: np.ndarray) -> None:
         """Account for the columns that the layers have appended; store whole windows of rows `store` (bool (B,))."""
         columns = self._pending[0].shape[1] - self.valid.shape[1]
@@ -297,7 +337,7 @@ class FocusCache(Cache):
             raise MemoryStoreError(
                 f"{self.memory.label} was compacted or cleared after this cache began to read it; start a new cache."
             )
-        own = Part(self._own, self._document_start) if self._own is not None else None
+        own = Part(self._own, self._document_start, self._document_stop) if self._own is not None else None
         if (shared is None or not shared.tokens) and (own is None or not own.tokens):
             return None
         config = self.focus.config
@@ -344,7 +384,6 @@ class FocusCache(Cache):
             self.stored = self.stored | moving
             return
         low, high = int(used[0]), int(used[-1]) + 1
-        storage = self.focus.storage
         records: dict[int, Tensor] = {}
         with torch.no_grad():
             for index in self.focus.config.layers:
@@ -352,16 +391,22 @@ class FocusCache(Cache):
                 assert layer.keys is not None and layer.values is not None
                 keys = self._encode(index, layer.keys[:, :, low:high], low, high)
                 record = torch.stack((keys, layer.values[:, :, low:high]), 2).permute(0, 3, 2, 1, 4)
-                if storage.largest < torch.finfo(record.dtype).max:
-                    largest = float(record.abs().max())
-                    if storage.largest < largest < torch.inf:
-                        raise UnsupportedCallError(
-                            f"memory_dtype: {storage.name} holds numbers up to {storage.largest:,.6g}, and layer {index} "
-                            f"made one of {largest:,.6g}; use bfloat16 or float32."
-                        )
+                self._check_range(index, record)
                 records[index] = record
             self._store_for(moving.shape[0]).append(records, moving[:, low:high])
         self.stored = self.stored | moving
+
+    def _check_range(self, index: int, record: Tensor) -> None:
+        """Refuse keys and values of a layer that are too large for how they are stored."""
+        storage = self.focus.storage
+        if storage.largest >= torch.finfo(record.dtype).max:
+            return
+        largest = float(record.abs().max())
+        if storage.largest < largest < torch.inf:
+            raise UnsupportedCallError(
+                f"memory_dtype: {storage.name} holds numbers up to {storage.largest:,.6g}, and layer {index} "
+                f"made one of {largest:,.6g}; use bfloat16 or float32."
+            )
 
     def _encode(self, index: int, keys: Tensor, low: int, high: int) -> Tensor:
         positions = self.focus.config.memory_positions

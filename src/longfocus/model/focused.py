@@ -20,6 +20,7 @@ from longfocus.errors import UnsupportedCallError
 from longfocus.model.attention_function import NAME
 from longfocus.model.cache import FocusCache
 from longfocus.model.focus import Focus
+from longfocus.model.reading_pass import pass_tokens, read_side_by_side, windows_per_pass
 from longfocus.model.training_pass import read_rows
 from longfocus.model.windows import Step, plan_steps
 
@@ -122,11 +123,21 @@ class FocusedModel:
         blocks = list(self._schedule(present, cache))
         use_cache = self._check_checkpointing(use_cache, one_window=len(blocks) == 1 and cache.seen == 0)
         alone = len(blocks) == 1 and not use_cache and cache.seen == 0
+        hidden_wanted = any(kwargs.values()) or bool(getattr(self.config, "output_hidden_states", False))
+        may_join = windows_per_pass(self.focus.config) > 1 and cache.recorder is None and not hidden_wanted
+        name = "input_ids" if input_ids is not None else "inputs_embeds"
         logits: list[tuple[_Block, int, Tensor]] = []
         hidden: list[tuple[_Block, tuple[Tensor, ...]]] = []
-        restore = cache.snapshot()
+        restore, seen = cache.snapshot(), cache.seen
         try:
-            for block in blocks:
+            while blocks:
+                count = self._side_by_side(blocks, kept, cache) if may_join else 1
+                (block, *_), (*_, last) = blocks[:1], blocks[:count]
+                del blocks[:count]
+                if count > 1:
+                    part = source[:, int(block.take[0, 0]) : int(last.take[0, -1]) + 1]
+                    read_side_by_side(self.focus, {name: part}, cache)
+                    continue
                 first = block.first_needed(kept)
                 wanted = block.width - first if first is not None else 1
                 output = self._run(block, source, input_ids is not None, cache, alone, wanted, kwargs)
@@ -137,7 +148,7 @@ class FocusedModel:
         except BaseException:
             restore()
             raise
-        cache.seen += columns
+        cache.seen = seen + columns
         result_logits = _arrange(_assemble(logits, kept, rows, columns), kept, wanted_columns)
         loss = None
         if labels is not None:
@@ -151,6 +162,20 @@ class FocusedModel:
             hidden_states=_assemble_hidden(hidden, rows, columns),
         )
         return result.to_tuple() if return_dict is False else result
+
+    def _side_by_side(self, blocks: list[_Block], kept: np.ndarray, cache: FocusCache) -> int:
+        """How many of the next blocks can be read in one pass: whole windows of one text that are stored, with no logits
+        wanted of them and nothing kept of the window before. At least 1."""
+        config = self.focus.config
+        size = config.window_tokens
+        local = int(cache.local_tokens[0]) if cache.rows else 0
+        count = 0
+        for block in blocks[: pass_tokens(config, cache.own_tokens) // size]:
+            whole = block.take.shape == (1, size) and block.is_plain and bool(block.store[0])
+            if not whole or int(block.drop[0]) < local or block.first_needed(kept) is not None:
+                break
+            count, local = count + 1, size
+        return max(1, count)
 
     def _check_call(self, cache: Any, kwargs: dict[str, Any]) -> FocusCache | None:
         if kwargs.get("output_attentions") or getattr(self.config, "output_attentions", False):
@@ -234,6 +259,23 @@ class FocusedModel:
             cache.close_pass(block.store)
         return output
 
+    def read_window(self, ids: Tensor, cache: FocusCache) -> None:
+        """Feed one window (1, n) and store it whole: reading into a memory, where no logits are wanted.
+
+        What ordinary layers keep of the window before is the config's `overlap`. See `reading_pass.read_windows`.
+        """
+        local = int(cache.local_tokens[0]) if cache.rows else 0
+        drop = max(0, local - self.focus.config.overlap)
+        block = _Block(np.arange(ids.shape[1])[None], drop=np.array([drop]), store=np.array([True]))
+        restore = cache.snapshot()
+        try:
+            with torch.no_grad():
+                self._run(block, ids.to(self.focus.device), True, cache, alone=False, logits_wanted=1, kwargs={})
+        except BaseException:
+            restore()
+            raise
+        cache.seen += ids.shape[1]
+
     # -- generate ----------------------------------------------------------------------------------------
 
     def generate(self, inputs: Tensor | None = None, *, memory: Memory | None = None, **kwargs: Any) -> Any:
@@ -306,24 +348,6 @@ class FocusedModel:
         sequences = output if isinstance(output, Tensor) else output.sequences
         sequences[:, : ids.shape[1]] = ids.repeat_interleave(sequences.shape[0] // ids.shape[0], 0)
         return output
-
-
-def read_window(model: FocusedModel, ids: Tensor, cache: FocusCache) -> None:
-    """Feed one window (1, n) and store it whole: reading into a memory, where no logits are wanted.
-
-    What ordinary layers keep of the window before is the config's `overlap`.
-    """
-    local = int(cache.local_tokens[0]) if cache.rows else 0
-    drop = max(0, local - model.focus.config.overlap)
-    block = _Block(np.arange(ids.shape[1])[None], drop=np.array([drop]), store=np.array([True]))
-    restore = cache.snapshot()
-    try:
-        with torch.no_grad():
-            model._run(block, ids.to(model.focus.device), True, cache, alone=False, logits_wanted=1, kwargs={})
-    except BaseException:
-        restore()
-        raise
-    cache.seen += ids.shape[1]
 
 
 _NOT_GENERATED = {

@@ -1,8 +1,9 @@
-"""Reading documents into a memory, window by window.
+"""Reading documents into a memory, some windows at a time.
 
 Each document is encoded by itself: its windows consult the memory of that document only (the paper's
 single-document setting), so that the order of documents does not matter, memories can be merged, and one
-document costs the same in a large memory as in a small one. Each window is committed before the next begins.
+document costs the same in a large memory as in a small one. What a pass has read (`reading_pass`)
+is committed before the next begins.
 """
 
 from __future__ import annotations
@@ -14,21 +15,23 @@ from typing import Any
 import numpy as np
 import torch
 
+from longfocus.config import FocusConfig
 from longfocus.data.documents import Source
 from longfocus.data.tokens import leading_ids, stream_tokens
 from longfocus.memory.documents import TOKEN_DTYPE, Document
 from longfocus.memory.memory import Memory
 from longfocus.model.cache import FocusCache
-from longfocus.model.focused import FocusedModel, read_window
+from longfocus.model.focused import FocusedModel
+from longfocus.model.reading_pass import pass_tokens, read_windows
 
 
 @dataclass(frozen=True)
 class Progress:
-    """Where reading stands, after a window."""
+    """Where reading stands, after a pass."""
 
     document: Document
     tokens: int
-    """Tokens of this window."""
+    """Tokens of this pass."""
     source_bytes: int
     """Bytes of the source that were read so far."""
 
@@ -47,7 +50,7 @@ class Reader:
     def read(
         self, source: Source, progress: Callable[[Progress], None] | None = None, *, replace: bool = False
     ) -> Document:
-        """Read a source to its end, committing each window.
+        """Read a source to its end, committing each pass.
 
         A document whose reading was interrupted goes on where it stopped, if its text still begins the same.
 
@@ -57,7 +60,7 @@ class Reader:
 
         Raises:
             InputError: the source cannot be read as text.
-            MemoryWriteError: the disk refused; windows committed before are intact.
+            MemoryWriteError: the disk refused; what was committed before is intact.
         """
         memory = self.memory
         fields = source.fields  # as it is now: a file that changes while it is read counts as changed
@@ -76,23 +79,22 @@ class Reader:
                 yield block
 
         pieces = _with_leading(leading_ids(self.tokenizer), stream_tokens(self.tokenizer, blocks()))
-        room = config.window_tokens
         try:
-            windows = _windows(pieces, room, room - config.overlap)
-            window = next(windows, None)
-            while window is not None:
-                (rows, text), window = window, next(windows, None)
+            parts = _parts(pieces, _sizes(config, skip))
+            part = next(parts, None)
+            while part is not None:
+                (rows, text), part = part, next(parts, None)
                 ending: dict[str, Any] = {}
-                if window is None:
+                if part is None:
                     ending = {**fields, "pages": tuple(source.pages) or None, "complete": True}
                     ending["removing"] = _others(memory, document) if replace else ()
-                if skip:  # in the memory already: whole windows, as they were committed
+                if skip:  # in the memory already
                     skip -= len(rows)
                     if ending:
                         document = memory.commit_window(document, rows[:0], b"", 0, **ending)
                     continue
                 ids = torch.from_numpy(rows["id"].astype(np.int64)).unsqueeze(0)
-                read_window(self.model, ids, cache)
+                read_windows(self.model, ids, cache)
                 document = memory.commit_window(document, rows, text.encode("utf-8"), len(text), **ending)
                 if progress is not None:
                     progress(Progress(document, len(rows), read_bytes))
@@ -157,15 +159,17 @@ def read_ids(model: FocusedModel, ids: Sequence[int] | torch.Tensor, memory: Mem
     document = memory.begin_document(name, kind="ids")
     config = model.focus.config
     cache = FocusCache(model.focus, own=memory.store, document_start=document.start)
-    at, room = 0, config.window_tokens
+    at = 0
     try:
-        while at < len(tokens):
-            part = tokens[at : at + room]
-            read_window(model, part.unsqueeze(0), cache)
+        for size in _sizes(config):
+            if at >= len(tokens):
+                break
+            part = tokens[at : at + size]
+            read_windows(model, part.unsqueeze(0), cache)
             rows = np.zeros(len(part), dtype=TOKEN_DTYPE)
             rows["id"] = part.cpu().numpy()
             document = memory.commit_window(document, rows, b"", 0)
-            at, room = at + len(part), config.window_tokens - config.overlap
+            at += len(part)
         return memory.commit_window(document, np.zeros(0, TOKEN_DTYPE), b"", 0, complete=True)
     except BaseException:
         memory.rollback()
@@ -184,15 +188,25 @@ def _with_leading(leading: list[int], pieces: Iterator[Any]) -> Iterator[tuple[n
         yield rows, piece.text
 
 
-def _windows(pieces: Iterator[tuple[np.ndarray, str]], first: int, unit: int) -> Iterator[tuple[np.ndarray, str]]:
-    """Cut the stream into windows of `first` and then `unit` tokens, each with the text up to the next."""
+def _sizes(config: FocusConfig, read: int = 0) -> Iterator[int]:
+    """Tokens of each part that is read and committed at once: what was read before, as one, and then pass by pass."""
+    if read:
+        yield read
+    while True:
+        size = pass_tokens(config, read)
+        yield size
+        read += size
+
+
+def _parts(pieces: Iterator[tuple[np.ndarray, str]], sizes: Iterator[int]) -> Iterator[tuple[np.ndarray, str]]:
+    """Cut the stream into parts of these sizes, each with the text up to the next."""
     rows, text, base = np.zeros(0, dtype=TOKEN_DTYPE), "", 0  # `base`: characters before `text`
-    size = first
+    size = next(sizes)
     for new, new_text in pieces:
         rows, text = np.concatenate((rows, new)), text + new_text
-        while len(rows) > size:  # one more token than a window, so that its end in the text is known
+        while len(rows) > size:  # one more token than a part, so that its end in the text is known
             end = int(rows["char"][size]) - base
             yield rows[:size], text[:end]
-            rows, text, base, size = rows[size:], text[end:], base + end, unit
+            rows, text, base, size = rows[size:], text[end:], base + end, next(sizes)
     if len(rows) or text:
         yield rows, text

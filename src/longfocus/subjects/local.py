@@ -19,8 +19,8 @@ from longfocus.memory.context import MassRecorder
 from longfocus.memory.fingerprint import model_fingerprint, tokenizer_fingerprint
 from longfocus.memory.memory import Memory
 from longfocus.model.cache import FocusCache
-from longfocus.model.focused import read_window
 from longfocus.model.reading import Reader
+from longfocus.model.reading_pass import pass_tokens, read_windows
 from longfocus.model.windows import plan_steps
 from longfocus.subjects.contract import BlockLosses, Completion, Prompt
 from longfocus.subjects.scoring import Scorer
@@ -360,19 +360,20 @@ class FocusedSubject(LocalModel):
         self, store: Any, ids: Sequence[int], starts: Sequence[int], block: int, contexts: Sequence[int]
     ) -> Iterator[BlockLosses]:
         """Losses of blocks of a document that is read into a store behind what it holds."""
-        window, front = self.model.focus.config.window_tokens, store.tokens
+        front = store.tokens
         reading = FocusCache(self.model.focus, own=store, document_start=front)
-        for start in range(0, starts[-1] + 1 if starts else 0, window):
-            if start in starts:
-                part = torch.tensor([list(ids[start : start + block])], device=self.model.device)
-                for context in contexts:
-                    # a window that stays local writes nothing into the store that it reads from
-                    cache = FocusCache(self.model.focus, own=store, document_start=max(0, front + start - context))
-                    logits = self.model(part, cache=cache, use_cache=True).logits
-                    yield BlockLosses(start, context, *_told(logits[0], part[0]))
-                assert store.tokens == front + start
-            if start < starts[-1]:
-                read_window(self.model, torch.tensor([list(ids[start : start + window])]), reading)
+        for start in starts:
+            while store.tokens < front + start:
+                at = store.tokens - front
+                stop = min(at + pass_tokens(self.model.focus.config, at), starts[-1])
+                read_windows(self.model, torch.tensor([list(ids[at:stop])]), reading)
+            part = torch.tensor([list(ids[start : start + block])], device=self.model.device)
+            for context in contexts:
+                # a window that stays local writes nothing into the store that it reads from
+                first, stop = max(0, front + start - context), front + start
+                cache = FocusCache(self.model.focus, own=store, document_start=first, document_stop=stop)
+                logits = self.model(part, cache=cache, use_cache=True).logits
+                yield BlockLosses(start, context, *_told(logits[0], part[0]))
 
     def _store_after(self, before: tuple[tuple[int, ...], ...]) -> Any:
         """A store that holds other documents, each read by itself; the last call's, where it had the same ones."""
@@ -386,10 +387,8 @@ class FocusedSubject(LocalModel):
 
     def _read_into(self, store: Any, ids: Sequence[int]) -> None:
         """Read a document by itself into a store that holds others."""
-        window = self.model.focus.config.window_tokens
         cache = FocusCache(self.model.focus, own=store, document_start=store.tokens)
-        for start in range(0, len(ids), window):
-            read_window(self.model, torch.tensor([list(ids[start : start + window])]), cache)
+        read_windows(self.model, torch.tensor([list(ids)]), cache)
 
     def choice_losses(self, prompt: Prompt, choices: Sequence[str]) -> list[float]:
         """See `contract.PredictsTokens`; the prompt is read once, and each choice goes on from there as an answer does."""

@@ -1,6 +1,6 @@
 """Prompts that begin alike are read once so far, and the cache is copied where they part.
 
-Windows are the same and are read in the same order as for each prompt alone, so the numbers are the same to the last bit.
+Passes are the same as for each prompt alone, so the numbers are the same to the last bit.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Any
 import torch
 
 from longfocus.model.cache import FocusCache
-from longfocus.model.focused import read_window
+from longfocus.model.reading_pass import pass_tokens, read_windows, windows_per_pass
 from longfocus.model.windows import plan_steps
 
 LAST_ENDS = 4
-"""Ends of windows that are tried: the rest of a prompt is cut otherwise only near its end, or (the authors' rule) always."""
+"""Ends of passes that are tried: the rest of a prompt is cut otherwise only near its end, or (the authors' rule) always."""
 
 
 class SharedReading:
@@ -50,8 +50,8 @@ class SharedReading:
         alike = next(
             (at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
         )
-        window, unit = self.config.window_tokens, self.config.window_tokens - self.config.overlap
-        last = reversed(range(window, alike + 1, unit)[-LAST_ENDS:])
+        first = pass_tokens(self.config, 0)
+        last = reversed(range(first, alike + 1, pass_tokens(self.config, first))[-LAST_ENDS:])
         return next((end for end in last if self._is_end(len(one), end) and self._is_end(len(other), end)), 0)
 
     def _is_end(self, length: int, end: int) -> bool:
@@ -65,6 +65,9 @@ class SharedReading:
             at, local = at + step.tokens, local - step.drop + step.tokens
             if not step.store or not full or at > end:
                 return False
+            if at == end and windows_per_pass(self.config) > 1:  # nothing stays local
+                rest = plan_steps(length - end, 0, self.config)
+                return [rest[0]._replace(drop=steps[number + 1].drop), *rest[1:]] == steps[number + 1 :]
             if at == end:
                 return plan_steps(length - end, local, self.config) == steps[number + 1 :]
         return False
@@ -72,7 +75,7 @@ class SharedReading:
     def _read_up_to(self, ids: Sequence[int], end: int) -> None:
         """Read on, until the windows before `end` are read."""
         while len(self.ids) < end:
-            room = self.config.window_tokens - (self.config.overlap if self.ids else 0)
-            part = list(ids[len(self.ids) : len(self.ids) + room])
-            read_window(self.model, torch.tensor([part]), self.cache)
+            size = pass_tokens(self.config, len(self.ids))
+            part = list(ids[len(self.ids) : len(self.ids) + size])
+            read_windows(self.model, torch.tensor([part]), self.cache)
             self.ids += part
