@@ -15,7 +15,7 @@ demo: $(VENV)/.demo  ## set up, then ask a question of the source code of an ins
 	BIN=$(BIN) bash runs/demo.sh
 
 test: $(VENV)/.dev  ## set up, then run the tests
-	$(BIN)/python -m pytest -q -m "not slow"
+	$(BIN)/python -m pytest -q -m "not slow" -n auto --dist worksteal
 
 nightly: $(VENV)/.dev  ## all tests, the long ones too, and the benchmarks (hours)
 	$(BIN)/python -m pytest -q

@@ -16,7 +16,8 @@ import torch
 import transformers
 from hypothesis import settings
 
-torch.set_num_threads(2)
+# as many workers as cores under `pytest -n auto`, two threads alone
+torch.set_num_threads(1 if "PYTEST_XDIST_WORKER" in os.environ else 2)
 transformers.utils.logging.disable_progress_bar()
 
 # Examples are the same in every run; a neighbour on the machine must not fail a test by slowness.

@@ -427,6 +427,24 @@ def test_a_chat_ends_with_its_input(saved: Path) -> None:
     assert longfocus("chat", saved, stdin=b"").code == 0
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_memory_is_asked_and_added_to_in_the_dtype_that_made_it(
+    dtype: str, tmp_path: Path, tiny_model: Path, note: Path, prose: Path
+) -> None:
+    """Whatever this machine would choose for a fresh one."""
+    folder = tmp_path / "m"
+    assert longfocus("remember", note, "--into", folder, "--model", tiny_model, "--dtype", dtype).code == 0
+    with Memory.open(folder) as memory:
+        assert memory.geometry.model_dtype == dtype
+    assert longfocus("remember", prose, "--into", folder).code == 0
+    answered = longfocus("ask", folder, "Who?", "--json", "--max-new-tokens", 4)
+    assert only_line(answered.out)["memory"]["documents"] == 2
+    other = "float32" if dtype == "bfloat16" else "bfloat16"
+    assert f"the dtype the model computed in (made with {dtype}, now {other})" in refuses(
+        "ask", folder, "Who?", "--dtype", other
+    )
+
+
 def test_an_int8_memory_is_made_described_added_to_and_asked(
     tmp_path: Path, tiny_model: Path, note: Path, prose: Path
 ) -> None:
@@ -624,6 +642,7 @@ def test_without_the_default_model_the_command_that_installs_it_is_named(note: P
 
 VALUES = {
     "--memory-dtype": ["int3", ""],
+    "--dtype": ["int8", ""],
     "--memory-layers": ["a,b", "99", "1,1", "-1", "", "1;2"],
     "--window": ["1", "0", "-5", "100000"],
     "--overlap": ["64", "-1"],

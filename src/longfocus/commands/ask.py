@@ -51,6 +51,7 @@ def ask(
     memory_dtype: common.MemoryDtype = None,
     read_span: common.ReadSpan = None,
     encoding: common.Encoding = None,
+    dtype: common.Dtype = None,
     threads: common.Threads = None,
 ) -> None:
     """Answer a question from texts of any length.
@@ -73,7 +74,7 @@ def ask(
         read_span=read_span,
     )
     focused, tokenizer, memory = common.open_for_answers(
-        paths, model, options, threads, encoding, only=only or (), quiet=as_json
+        paths, model, options, threads, encoding, dtype, only=only or (), quiet=as_json
     )
     from longfocus.answering import Conversation, Sampling
 

@@ -36,6 +36,7 @@ def chat(
     retrieval: common.RetrievalOption = None,
     k: common.K = None,
     encoding: common.Encoding = None,
+    dtype: common.Dtype = None,
     threads: common.Threads = None,
 ) -> None:
     """Talk about texts of any length; every question sees the ones before.
@@ -43,7 +44,9 @@ def chat(
     Nothing of the conversation is written to the memory.
     """
     options = common.focus_options(retrieval=retrieval, k=k)
-    focused, tokenizer, memory = common.open_for_answers(paths, model, options, threads, encoding, only=only or ())
+    focused, tokenizer, memory = common.open_for_answers(
+        paths, model, options, threads, encoding, dtype, only=only or ()
+    )
     from longfocus.answering import Answer, Conversation, Sampling
 
     sampling = Sampling(max_new_tokens, temperature, top_p, seed)

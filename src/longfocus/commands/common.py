@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from longfocus.config import WEIGHT_DTYPES
 from longfocus.errors import ConfigError, InputError, ModelNotFoundError
 
 if TYPE_CHECKING:
@@ -63,6 +64,15 @@ RetrievalOption = Annotated[
     ),
 ]
 K = Annotated[int | None, typer.Option("--k", metavar="N", help="Keys per query and head for --retrieval exact.")]
+Dtype = Annotated[
+    str | None,
+    typer.Option(
+        "--dtype",
+        metavar="DTYPE",
+        help="Of the weights: float32, bfloat16 or float16. Default: that of a saved memory; else bfloat16 where this "
+        "machine computes fast in it, or as stored.",
+    ),
+]
 Threads = Annotated[int | None, typer.Option("--threads", metavar="N", help="CPU threads. Default: all cores.")]
 Encoding = Annotated[
     str | None,
@@ -145,12 +155,34 @@ def settle(threads: int | None) -> None:
         torch.set_num_threads(threads)
 
 
-def load_model(source: str, options: dict[str, Any], threads: int | None) -> tuple[Any, Any]:
-    """(model, tokenizer), without the chatter of the libraries."""
-    settle(threads)
-    from longfocus.model.load import load, load_tokenizer
+def check_dtype(dtype: str | None) -> None:
+    """
+    Raises:
+        ConfigError: weights cannot be loaded in it.
+    """
+    if dtype not in (None, *WEIGHT_DTYPES):
+        raise ConfigError(f"--dtype: {dtype!r} given, expected one of {', '.join(WEIGHT_DTYPES)}.")
 
-    return load(source, announce=note, **options), load_tokenizer(source)
+
+def load_model(
+    source: str,
+    options: dict[str, Any],
+    threads: int | None,
+    dtype: str | None = None,
+    made_in: str | None = None,
+) -> tuple[Any, Any]:
+    """(model, tokenizer), without the chatter of the libraries.
+
+    Args:
+        dtype: of the weights. None: `made_in`, that of the model that made the memory; without a memory, what the
+            machine is fast at, or as stored.
+    """
+    check_dtype(dtype)
+    settle(threads)
+    from longfocus.model.load import fast_dtype, load, load_tokenizer
+
+    chosen = dtype or made_in or fast_dtype()
+    return load(source, announce=note, dtype=chosen, **options), load_tokenizer(source)
 
 
 def warn_untrained(source: str) -> None:
@@ -227,6 +259,7 @@ def open_for_answers(
     options: dict[str, Any],
     threads: int | None,
     encoding: str | None,
+    dtype: str | None = None,
     *,
     only: Sequence[str] = (),
     quiet: bool = False,
@@ -248,12 +281,13 @@ def open_for_answers(
     if only:
         saved, sources = _only(only, saved, sources)
     defaults: dict[str, Any] = dict(CLI_DEFAULTS)
+    made_in = None
     name = model_name or "default"
     if saved:
-        defaults = saved[0].focus_options
+        defaults, made_in = saved[0].focus_options, saved[0].geometry.model_dtype
         name = model_name or saved[0].model_source or "default"
     try:
-        model, tokenizer = load_model(name, {**defaults, **options}, threads)
+        model, tokenizer = load_model(name, {**defaults, **options}, threads, dtype, made_in)
     except ModelNotFoundError as error:
         if saved and model_name is None:
             raise ModelNotFoundError(

@@ -183,7 +183,7 @@ def _check_model(
     model: str | None, endpoint: str | None, plain: bool, local: dict[str, Any], remote: dict[str, Any]
 ) -> None:
     """Options that do not go together, before anything is loaded."""
-    from longfocus.config import WEIGHT_DTYPES, FocusConfig
+    from longfocus.config import FocusConfig
 
     given_remote = [f"--{name}" for name, value in remote.items() if value is not None]
     given_local = [f"--{name.replace('_', '-')}" for name in local]
@@ -192,8 +192,7 @@ def _check_model(
             raise ConfigError(f"{', '.join(given_remote)}: for a model behind an endpoint; give --endpoint too.")
         if plain and (focus := [name for name in given_local if name not in ("--dtype", "--device")]):
             raise ConfigError(f"{', '.join(focus)}: a plain model has no memory; leave --plain or these options out.")
-        if local.get("dtype") not in (None, *WEIGHT_DTYPES):
-            raise ConfigError(f"--dtype: {local['dtype']!r} given, expected one of {', '.join(WEIGHT_DTYPES)}.")
+        common.check_dtype(local.get("dtype"))
         FocusConfig.from_dict({name: value for name, value in local.items() if name not in ("dtype", "device")})
         return
     if plain or given_local:

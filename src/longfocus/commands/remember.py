@@ -61,6 +61,7 @@ def remember(
     memory_dtype: common.MemoryDtype = None,
     read_span: common.ReadSpan = None,
     encoding: common.Encoding = None,
+    dtype: common.Dtype = None,
     threads: common.Threads = None,
 ) -> None:
     """Read texts into a memory on disk."""
@@ -79,7 +80,7 @@ def remember(
             memory_layers=memory_layers, window=window, overlap=overlap, memory_dtype=memory_dtype, read_span=read_span
         )
         with Memory.open(into, writable=True) as memory:
-            _update(into, memory, paths, prune, model, options, threads, encoding)
+            _update(into, memory, paths, prune, model, options, threads, encoding, dtype)
         return
     found = find_sources(paths, encoding=encoding)
     common.report_skipped(found.skipped)
@@ -91,9 +92,10 @@ def remember(
     passed_over: list[str] = []
     name = model or "default"
     defaults: dict[str, Any] = dict(common.CLI_DEFAULTS)
+    made_in = None
     if adding:
         with Memory.open(into) as present:
-            defaults = present.focus_options
+            defaults, made_in = present.focus_options, present.geometry.model_dtype
             name = model or present.model_source or "default"
             new = not_remembered(present, found.sources)
             passed_over = _passed_over(present, found.sources, new)
@@ -104,7 +106,7 @@ def remember(
                 return
     elif os.path.exists(into) and (not into.is_dir() or foreign_entries(into)):
         raise LongfocusError(f"{into} exists and is not a memory; choose a new folder.")
-    focused, tokenizer = common.load_model(name, {**defaults, **options}, threads)
+    focused, tokenizer = common.load_model(name, {**defaults, **options}, threads, dtype, made_in)
     source_name = name if name.startswith("default") or not Path(name).exists() else str(Path(name).absolute())
     try:
         memory = (
@@ -144,6 +146,7 @@ def _update(
     options: dict[str, Any],
     threads: int | None,
     encoding: str | None,
+    dtype: str | None,
 ) -> None:
     """Make the memory hold the files as they are now."""
     from longfocus.model.reading import Reader
@@ -165,7 +168,9 @@ def _update(
         common.note(f"Removed {common.counted(len(changes.outdated), 'earlier version')} of unchanged files.")
     if changes.to_read or options or model is not None:
         name = model or memory.model_source or "default"
-        focused, tokenizer = common.load_model(name, {**memory.focus_options, **options}, threads)
+        focused, tokenizer = common.load_model(
+            name, {**memory.focus_options, **options}, threads, dtype, memory.geometry.model_dtype
+        )
         try:
             reader = Reader(focused, tokenizer, memory)
         except MemoryMismatchError as error:

@@ -22,6 +22,15 @@ ADAPTER_NOTE = "longfocus.json"
 """Beside an adapter: its base model and the options of the focused model."""
 
 
+def fast_dtype(device: torch.device | str = "cpu") -> torch.dtype | None:
+    """bfloat16 where the machine computes fast in it (CUDA, or a CPU with AMX or AVX512-BF16); None elsewhere."""
+    if str(device) != "cpu" and torch.cuda.is_available():
+        fast = torch.cuda.is_bf16_supported()
+    else:
+        fast = torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported()
+    return torch.bfloat16 if fast else None
+
+
 def load(
     path_or_id: str | Path = DEFAULT,
     config: FocusConfig | None = None,

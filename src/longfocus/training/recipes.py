@@ -296,7 +296,7 @@ class Run(_Part):
     gradient_accumulation: Positive = 1
     gradient_checkpointing: bool = False
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    """auto: bfloat16 products where the machine is fast at them (CUDA, AMX), float32 elsewhere. With bfloat16, weights
+    """auto: bfloat16 products where the machine is fast at them (CUDA, AMX, AVX512-BF16), float32 elsewhere. With bfloat16, weights
     that are not trained are held in bfloat16 too; trained ones, and all weights of the result, stay float32."""
     device: Literal["auto", "cpu"] = "auto"
     seed: Annotated[int, Field(ge=0)] = 0

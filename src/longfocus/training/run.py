@@ -24,7 +24,8 @@ from longfocus.data.pieces import Pieces
 from longfocus.data.token_cache import TokenizedSource
 from longfocus.errors import ConfigError
 from longfocus.files import write_whole
-from longfocus.model.load import load_tokenizer
+from longfocus.model.load import fast_dtype, load_tokenizer
+from longfocus.process_memory import keep_freed
 from longfocus.training.build import Announce, build_model
 from longfocus.training.callbacks import LogFile, StopOnCtrlC, quiet
 from longfocus.training.output import LOG, RESULT, prepare, save_result, upload
@@ -99,6 +100,8 @@ def run(recipe: Recipe, *, announce: Announce = lambda text: None, progress: Any
         announce(f"Going on from {start}.")
         trainer.go_on_from(start)
     quiet(trainer)
+    if trainer.args.device.type == "cpu":
+        keep_freed()
     try:
         trainer.train_to_the_end(start)
     finally:
@@ -202,9 +205,7 @@ def precision(wanted: str, device: str) -> torch.dtype:
     """The dtype of products: bfloat16 where asked for, or (`auto`) where the machine is fast at it."""
     if wanted != "auto":
         return getattr(torch, wanted)
-    if device != "cpu" and torch.cuda.is_available():
-        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float32
-    return torch.bfloat16 if torch.cpu._is_amx_tile_supported() else torch.float32
+    return fast_dtype(device) or torch.float32
 
 
 def _token_cache() -> Path:
