@@ -6,6 +6,7 @@ python -m pytest tests/evaluation/test_report.py
 from __future__ import annotations
 
 import base64
+import dataclasses
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -15,7 +16,9 @@ import pytest
 
 from longfocus.errors import EvaluationError
 from longfocus.evaluation.record import RESULTS, Results, write_json
-from longfocus.evaluation.report import find_runs, page
+from longfocus.evaluation.report import page
+from longfocus.evaluation.report_markdown import write_markdown
+from longfocus.evaluation.sections import find_runs
 from tests.evaluation.made_up import results
 
 EVIL = "<b>&\"'</b><script>alert(1)</script><img src=http://evil/x.png>"
@@ -116,6 +119,23 @@ def test_the_page_holds_every_model_task_and_number(tmp_path: Path) -> None:
         "2026-11-30",
     ):
         assert words in made.text, words
+
+
+def test_a_markdown_page_holds_the_same_tables_with_commands_and_pictures_beside_it(tmp_path: Path) -> None:
+    unfinished = dataclasses.replace(results("a | b", task="mine", title="My own task"), stopped=True)
+    runs = [results("default"), results("default-base"), unfinished]
+    to = tmp_path / "page.md"
+    pictures = write_markdown(runs, to, "Before and after")
+    text = to.read_text("utf-8")
+    assert [picture.name for picture in pictures] == [
+        f"page_{name}.png" for name in ("pass-key_retrieval", "my_own_task")
+    ]
+    for picture in pictures:
+        assert picture.read_bytes().startswith(b"\x89PNG") and f"]({picture.name})" in text
+    assert text.startswith("# Before and after\n") and text.count("\n## ") == 2
+    assert "| 2k | filler | 4% (1.1 to 13.5%) | 4% (1.1 to 13.5%) |" in text
+    assert "longfocus eval passkey --name default   # default, 2026-11-30" in text
+    assert "**Not finished: a | b.**" in text and "| a \\| b |" in text
 
 
 def test_names_mean_nothing_to_the_browser() -> None:
