@@ -10,7 +10,7 @@ For each size N of memory:
     peak RSS    of a fresh process that reads N tokens into a memory and then generates, less that of the
                 loaded model alone
 
-Rows are: longfocus as the command line reads (`--read-span 8192`), longfocus looking back at all of the memory
+Rows are: longfocus as the command line reads (`--read-span 4096`), longfocus looking back at all of the memory
 while reading, and the same model without longfocus, its key/value cache filled to N tokens with numbers of
 the right shape (the cost of attention does not depend on what the numbers are). Times are taken in turns,
 all sizes and rows within each repeat, so that the ratios hold when the machine's speed drifts; medians.

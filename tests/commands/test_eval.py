@@ -448,7 +448,7 @@ def test_other_options_are_refused_by_name_and_fresh_begins_anew(
         (("--model", tiny_model, "--samples", "8", "--seed", "1"), "options.seed (0 there, 1 now)"),
         (
             ("--model", tiny_model, "--samples", "8", "--read-span", "64"),
-            "subject.focus.read_span (8192 there, 64 now)",
+            "subject.focus.read_span (4096 there, 64 now)",
         ),
         (("--model", tiny_model, "--samples", "8", "--plain"), 'subject.kind ("focused" there, "plain" now)'),
         (("--model", other_model, "--samples", "8", "--name", "tiny"), "subject.fingerprint ("),

@@ -10,9 +10,12 @@ import torch
 
 from longfocus import Memory, Reader, find_sources, load, load_tokenizer
 from longfocus.memory.ondisk import is_memory
+from longfocus.model import reading_pass
 from longfocus.model.reading import not_remembered
 from longfocus.model.updating import compare, settle
 from tests.memory.saved import focused, tokenizer_of_these_tests
+
+reading_pass.PASS_TOKENS = 1  # many steps, as in conftest.py
 
 
 def remember(folder: str, *paths: str) -> None:

@@ -7,7 +7,14 @@ from typing import Any
 
 import pytest
 
+from longfocus.model import reading_pass
 from tests.memory.saved import TEXT, focused, tokenizer_of_these_tests
+
+
+@pytest.fixture(autouse=True)
+def _a_window_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small texts are read in many steps, as large ones are; tests of more windows a pass set their own."""
+    monkeypatch.setattr(reading_pass, "PASS_TOKENS", 1)
 
 
 @pytest.fixture(scope="session")

@@ -36,6 +36,7 @@ from longfocus.errors import (
     ModelNotFoundError,
 )
 from longfocus.memory.documents import TOKEN_DTYPE
+from longfocus.model import reading_pass
 from longfocus.model.load import resolve
 from longfocus.model.reading import Progress, not_remembered
 from tests import processes
@@ -1004,14 +1005,22 @@ class Stopper:
 
 @pytest.mark.parametrize("place", ["ram", "disk"])
 @pytest.mark.parametrize("moment", ["progress", "first layer", "last layer"])
+@pytest.mark.parametrize("at_once", [1, 3])
 def test_interrupted_reading_goes_on_and_equals_an_unbroken_one(
-    moment: str, place: str, texts: list[Path], tmp_path: Path, words: Any
+    at_once: int,
+    moment: str,
+    place: str,
+    texts: list[Path],
+    tmp_path: Path,
+    words: Any,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """At each window in turn, also the first and the last one; the same reader goes on, or another one does."""
+    """At each pass in turn, also the first and the last one; the same reader goes on, or another one does."""
+    monkeypatch.setattr(reading_pass, "PASS_TOKENS", at_once * WINDOW)
     model = focused()
     expected = held(in_ram(model, *texts))
-    windows = -(-expected.documents[1]["tokens"] // WINDOW)
-    for at in range(windows):
+    step = at_once * WINDOW
+    for at in range(-(-expected.documents[1]["tokens"] // step)):
         with where(place, tmp_path / f"memory {at}", model, words) as memory:
             reader = Reader(model, words, memory)
             reader.read(source_of(texts[0]))
@@ -1025,7 +1034,7 @@ def test_interrupted_reading_goes_on_and_equals_an_unbroken_one(
             if hook is not None:
                 hook.remove()
             assert_begins(held(memory), expected)
-            done = (at + 1 if moment == "progress" else at) * WINDOW
+            done = (at + 1 if moment == "progress" else at) * step
             assert memory.tokens == min(expected.documents[0]["tokens"] + done, expected.tokens)
             assert logits(model, question(), memory=memory).isfinite().all()
             if at % 2:

@@ -112,9 +112,10 @@ class PositiveMass:
         query, config = window.outer_query, self.read.model.focus.config
         least = None
         if config.retrieval == "exact":
-            every = [number for numbers in self._pieces for number in numbers]
-            both = [chunk for first in (True, False) for chunk in self.read.chunks(layer, every, first=first)]
-            least = kth_score(query, both, k=config.k, scale=scale, softcap=softcap, scratch=self._scratch)
+            # the chunks of `_attend` below, since products of other sizes round otherwise and the k-th would be missed
+            groups = [(numbers, first) for numbers in self._pieces for first in (True, False)]
+            every = [chunk for numbers, first in groups for chunk in self.read.chunks(layer, numbers, first=first)]
+            least = kth_score(query, every, k=config.k, scale=scale, softcap=softcap, scratch=self._scratch)
         found: dict[tuple[int, bool], Partial] = {}
         for sign, numbers in enumerate(self._pieces):
             for first in (True, False):

@@ -52,7 +52,7 @@ ReadSpan = Annotated[
     typer.Option(
         "--read-span",
         metavar="TOKENS",
-        help="While reading, look back at most this far into the document's memory; 0 for none, -1 for all.  [default: 8192]",
+        help="While reading, look back at most this far into the document's memory; 0 for none, -1 for all.  [default: 4096]",
     ),
 ]
 RetrievalOption = Annotated[
@@ -98,7 +98,7 @@ TopP = Annotated[
 ]
 Seed = Annotated[int, typer.Option("--seed", metavar="N", help="Seed for sampling.")]
 
-CLI_DEFAULTS = {"memory_dtype": "float16", "read_span": 8192}
+CLI_DEFAULTS = {"memory_dtype": "float16", "read_span": 4096}
 """Half the space of float32, and reading whose cost per token does not grow with the text; see benchmarks/inference.py."""
 
 
