@@ -188,14 +188,16 @@ def test_options_of_the_memory_hold_for_what_is_added(
 def test_interrupted_it_leaves_a_usable_memory_and_the_same_command_goes_on(
     tiny_model: Path, tmp_path: Path, prose: Path, note: Path
 ) -> None:
+    long = tmp_path / "long.txt"  # some twenty passes
+    long.write_bytes(prose.read_bytes() * 12)
     whole, folder = tmp_path / "whole.memory", tmp_path / "stopped.memory"
-    assert longfocus("remember", note, prose, "--into", whole, "--model", tiny_model).code == 0
+    assert longfocus("remember", note, long, "--into", whole, "--model", tiny_model).code == 0
     with Memory.open(whole) as memory:
         expected = held(memory)
-    command = ("tests.commands.children:longfocus", "remember", str(note), str(prose), "--into", str(folder))
+    command = ("tests.commands.children:longfocus", "remember", str(note), str(long), "--into", str(folder))
     child = processes.start(*command, "--model", str(tiny_model))
     journal = folder / "journal.jsonl"
-    child.wait_for(lambda: journal.exists() and journal.read_bytes().count(b"\n") > 12)
+    child.wait_for(lambda: journal.exists() and journal.read_bytes().count(b"\n") > 4)
     child.kill(signal.SIGINT)
     ended = child.wait()
     assert ended.code == 130
@@ -210,7 +212,7 @@ def test_interrupted_it_leaves_a_usable_memory_and_the_same_command_goes_on(
     assert done.code == 0
     assert only_line(done.out)["memory"]["documents"] == 2
     assert "incomplete: reading was interrupted" in longfocus("info", folder).out
-    assert longfocus("remember", note, prose, "--into", folder, "--model", tiny_model).code == 0
+    assert longfocus("remember", note, long, "--into", folder, "--model", tiny_model).code == 0
     with Memory.open(folder) as memory:
         assert_same(held(memory), expected)
 

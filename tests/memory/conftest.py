@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,12 @@ from longfocus.model import reading_pass
 from tests.memory.saved import TEXT, focused, tokenizer_of_these_tests
 
 
-@pytest.fixture(autouse=True)
-def _a_window_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="package", autouse=True)
+def _a_window_at_a_time() -> Iterator[None]:
     """Small texts are read in many steps, as large ones are; tests of more windows a pass set their own."""
-    monkeypatch.setattr(reading_pass, "PASS_TOKENS", 1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reading_pass, "PASS_TOKENS", 1)
+        yield
 
 
 @pytest.fixture(scope="session")
