@@ -111,7 +111,7 @@ class PositiveMass:
         assert window.valid is None, "windows without padding"
         query, config = window.outer_query, self.read.model.focus.config
         least = None
-        if config.retrieval == "exact":
+        if config.retrieval != "dense":  # these pieces have no index: approximate retrieval searches them exactly
             every = [number for numbers in self._pieces for number in numbers]
             both = [chunk for first in (True, False) for chunk in self.read.chunks(layer, every, first=first)]
             least = kth_score(query, both, k=config.k, scale=scale, softcap=softcap, scratch=self._scratch)
