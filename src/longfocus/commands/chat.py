@@ -33,7 +33,7 @@ def chat(
     temperature: common.Temperature = 0.0,
     top_p: common.TopP = 1.0,
     seed: common.Seed = 0,
-    retrieval: common.RetrievalOption = None,
+    retrieval: common.AnswerRetrieval = "auto",
     k: common.K = None,
     encoding: common.Encoding = None,
     threads: common.Threads = None,
@@ -42,8 +42,10 @@ def chat(
 
     Nothing of the conversation is written to the memory.
     """
-    options = common.focus_options(retrieval=retrieval, k=k)
-    focused, tokenizer, memory = common.open_for_answers(paths, model, options, threads, encoding, only=only or ())
+    options = common.focus_options(k=k)
+    focused, tokenizer, memory = common.open_for_answers(
+        paths, model, options, threads, encoding, retrieval=retrieval, only=only or ()
+    )
     from longfocus.answering import Answer, Conversation, Sampling
 
     sampling = Sampling(max_new_tokens, temperature, top_p, seed)

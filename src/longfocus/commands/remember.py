@@ -119,6 +119,7 @@ def remember(
         for line in passed_over:
             common.note(line)
         _read(into, reader, new)
+        common.index_memory(memory)
         _say_what_it_holds(into, memory)
 
 
@@ -173,6 +174,7 @@ def _update(
         _read(folder, reader, changes.to_read, replace=True)
     for document in gone:
         common.note(f"{document.name} is gone{': removed.' if prune else '.'}")
+    common.index_memory(memory)
     if prune:
         memory.remove(*gone)
     elif gone:

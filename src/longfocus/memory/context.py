@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -231,7 +232,7 @@ class MemoryContext:
             nonlocal best
             best = found if best is None else best.join(found, self.k)
 
-        exactly = {"k": self.k, "scale": scale, "softcap": softcap, "scratch": self.scratch}
+        exactly: dict[str, Any] = {"k": self.k, "scale": scale, "softcap": softcap, "scratch": self.scratch}
         if self.shared is not None:
             store, search = self.shared.store, self.shared.search
             covered, rest = self.shared.split(search.covered if search is not None else 0)

@@ -162,7 +162,7 @@ class IndexFiles:
             if path.stat().st_size < size:
                 raise ValueError(f"{path.name} is truncated")
             whole = np.memmap(path, np.uint8, "r", shape=(size,))
-            if verify and zlib.crc32(whole) != header["crc"][self._name(layer)]:
+            if verify and zlib.crc32(whole.data) != header["crc"][self._name(layer)]:
                 raise ValueError(f"{path.name} is corrupted")
             centroids = np.frombuffer(whole[:begin].tobytes(), "<f4").reshape(shape)
             quantisers[layer] = [Quantiser(each) for each in centroids]
@@ -219,7 +219,7 @@ class IndexFiles:
                 new = codes[max(0, done - at) :]
                 at += len(codes)
                 if len(new):
-                    data = np.ascontiguousarray(new)
+                    data = np.ascontiguousarray(new).data
                     file.write(data)
                     crc = zlib.crc32(data, crc)
             file.flush()

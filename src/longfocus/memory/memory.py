@@ -474,6 +474,11 @@ class Memory:
                 return done
 
     @property
+    def is_saved(self) -> bool:
+        """Whether it lies in a folder."""
+        return isinstance(self._backend, DiskBackend)
+
+    @property
     def has_index(self) -> bool:
         """Whether an index is saved beside the memory, or in use."""
         return self._backend.has_saved_index or (self._backend.index is not None and self._backend.index.covered > 0)

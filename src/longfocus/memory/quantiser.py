@@ -85,10 +85,13 @@ class Quantiser:
     def encode(self, keys: np.ndarray) -> np.ndarray:
         """Blocks uint8 (n / 32, block_bytes) of keys float (n, D), n a multiple of 32; each depends on its own keys only."""
         assert len(keys) % BLOCK_TOKENS == 0
+        if not len(keys):
+            return np.zeros((0, self.block_bytes(self._width)), dtype=np.uint8)
         index = self.index()
-        if len(keys):
-            index.add(_even(keys))
-        return _codes(index).reshape(len(keys) // BLOCK_TOKENS, -1).copy()
+        index.add(_even(keys))
+        codes = require_faiss().rev_swig_ptr(index.codes.get(), index.codes.size())  # a view of what the index owns
+        blocks: np.ndarray = codes.reshape(len(keys) // BLOCK_TOKENS, -1).copy()
+        return blocks
 
     def index(self) -> Any:
         """A faiss index without keys."""
@@ -127,15 +130,6 @@ class BlockSearch:
 def _empty(width: int) -> Any:
     faiss = require_faiss()
     return faiss.IndexPQFastScan(width, width // 2, 4, faiss.METRIC_INNER_PRODUCT)
-
-
-def _codes(index: Any) -> np.ndarray:
-    """A view of an index's blocks, flat."""
-    size = index.codes.size()
-    if not size:
-        return np.zeros(0, dtype=np.uint8)
-    view: np.ndarray = require_faiss().rev_swig_ptr(index.codes.get(), size)
-    return view
 
 
 def _even(vectors: np.ndarray) -> np.ndarray:
