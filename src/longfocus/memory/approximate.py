@@ -45,6 +45,7 @@ _ENCODE_TOKENS = 1 << 15
 """Keys of a layer that are widened and encoded together."""
 _RECORDS_AT_ONCE = 1 << 16
 """Candidates that are read together."""
+_LARGEST = 1e12
 
 Ranges = tuple[tuple[int, int], ...]
 """Numbers of tokens, as (first, one past the last), in order, none empty."""
@@ -136,7 +137,7 @@ class MemoryIndex:
             for chunk in self.store.chunks(layer, start, stop):
                 low = chunk.start - start
                 self.storage.decode_into(wide[:, low : low + chunk.keys.shape[2]], chunk.keys[0])
-            keys = torch.nan_to_num(wide).numpy()
+            keys = _tame(wide).numpy()
             by_head = [quantiser.encode(each) for quantiser, each in zip(quantisers, keys, strict=True)]
             codes[layer] = np.stack(by_head, 1)
         return codes
@@ -145,7 +146,7 @@ class MemoryIndex:
         """float32 (n, D) of gathered records (n, 2, elements)."""
         keys = torch.empty(records.shape[0], self.geometry.head_dim)
         self.storage.decode_into(keys, records[:, 0])
-        numbers: np.ndarray = torch.nan_to_num(keys).numpy()
+        numbers: np.ndarray = _tame(keys).numpy()
         return numbers
 
     def view(self, ranges: Ranges) -> IndexView:
@@ -307,6 +308,11 @@ def _rerank(
         parts.append((scores, chosen, numbers.gather(1, index)))
     joined = [torch.cat(each) for each in zip(*parts, strict=True)]
     return joined[0], joined[1], joined[2]
+
+
+def _tame(keys: Tensor) -> Tensor:
+    """Keys whose squares are numbers, for training and encoding; their scores are made from the keys as they are."""
+    return torch.nan_to_num(keys, nan=0.0, posinf=_LARGEST, neginf=-_LARGEST).clamp(-_LARGEST, _LARGEST)
 
 
 def _evenly(ranges: Ranges, count: int) -> Tensor:

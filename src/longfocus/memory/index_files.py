@@ -3,7 +3,7 @@
 The format, described for other programs in docs/formats.md. In the memory's folder, for its generation G:
 
     index.G.json       the header: what the index is of, how much it covers, checksums; written whole, and last
-    index-008.G.bin    of memory layer 8: centroids, then blocks of codes; only appended to, until it is made anew
+    index-008.G.bin    of memory layer 8: rotations and centroids, then blocks of codes; only appended to, until it is made anew
 
 Codes are appended and synced before the header that counts them is moved into place. So a kill leaves the index as it was,
 or none while it is made anew. A header or file that is missing, damaged, of another format or
@@ -153,8 +153,8 @@ class IndexFiles:
     ) -> tuple[dict[int, list[Quantiser]], dict[int, np.ndarray]]:
         """Quantisers and mapped codes of all layers; ValueError where a file is not what the header says."""
         geometry, blocks = index.geometry, header["tokens"] // BLOCK_TOKENS
-        shape = (geometry.kv_heads, *Quantiser.shape(geometry.head_dim))
-        begin = 4 * int(np.prod(shape))
+        shape = (geometry.kv_heads, Quantiser.numbers(geometry.head_dim))
+        begin = 4 * shape[0] * shape[1]
         quantisers, piece = {}, {}
         for layer in geometry.layers:
             path = self.layer_file(layer)
@@ -164,8 +164,8 @@ class IndexFiles:
             whole = np.memmap(path, np.uint8, "r", shape=(size,))
             if verify and zlib.crc32(whole.data) != header["crc"][self._name(layer)]:
                 raise ValueError(f"{path.name} is corrupted")
-            centroids = np.frombuffer(whole[:begin].tobytes(), "<f4").reshape(shape)
-            quantisers[layer] = [Quantiser(each) for each in centroids]
+            numbers = np.frombuffer(whole[:begin].tobytes(), "<f4").reshape(shape)
+            quantisers[layer] = [Quantiser.from_array(each, geometry.head_dim) for each in numbers]
             piece[layer] = whole[begin:].reshape(blocks, geometry.kv_heads, -1)
         return quantisers, piece
 
@@ -187,20 +187,20 @@ class IndexFiles:
             self._check(header, index)
             same = header["trained_on"] == index.trained_on and header["tokens"] <= index.covered
             for layer, quantisers in index.quantisers.items():
-                centroids = self._centroids(quantisers)
+                numbers = self._numbers(quantisers)
                 with self.layer_file(layer).open("rb") as file:
-                    same = same and file.read(len(centroids)) == centroids
+                    same = same and file.read(len(numbers)) == numbers
         except (OSError, ValueError, KeyError, TypeError):
             return None
         return header if same and self.problem is None else None
 
     @staticmethod
-    def _centroids(quantisers: list[Quantiser]) -> bytes:
-        return np.stack([each.centroids for each in quantisers]).astype("<f4").tobytes()
+    def _numbers(quantisers: list[Quantiser]) -> bytes:
+        return np.stack([each.to_array() for each in quantisers]).astype("<f4").tobytes()
 
     def _begin(self, layer: int, quantisers: list[Quantiser]) -> int:
-        """A new file with the centroids; their checksum."""
-        data = self._centroids(quantisers)
+        """A new file with rotations and centroids; its checksum."""
+        data = self._numbers(quantisers)
         path = self.layer_file(layer)
         unfinished = path.with_name(path.name + ".new")
         unfinished.write_bytes(data)
@@ -212,7 +212,7 @@ class IndexFiles:
         path = self.layer_file(layer)
         block_bytes = index.geometry.kv_heads * Quantiser.block_bytes(index.geometry.head_dim)
         with path.open("r+b") as file:
-            file.seek(len(self._centroids(index.quantisers[layer])) + done * block_bytes)
+            file.seek(len(self._numbers(index.quantisers[layer])) + done * block_bytes)
             at = 0
             for piece in index.pieces:
                 codes = piece[layer]
