@@ -137,11 +137,11 @@ def seconds(function: Callable[[], Any]) -> float:
 # -- the memory --------------------------------------------------------------------------------------------
 
 
-def real_ids(tokenizer: Any, count: int, names: list[str]) -> list[int]:
+def real_ids(tokenizer: Any, count: int, data: Path, names: list[str]) -> list[int]:
     """`count` tokens of the texts, in equal parts of each source, one document after another."""
     sources = []
     for name in names:
-        with gzip.open(common.DATA / name / "test.jsonl.gz", "rt", encoding="utf-8") as rows:
+        with gzip.open(data / name / "test.jsonl.gz", "rt", encoding="utf-8") as rows:
             sources.append([json.loads(row)["text"] for row in rows])
     ids: list[int] = []
     for number in range(max(map(len, sources))):
@@ -462,7 +462,8 @@ def main() -> None:
     parser.add_argument("--read", default="64k", help="tokens that are really read at most")
     parser.add_argument("--tile", action="store_true", help="repeat what was read, with noise, up to the largest size")
     parser.add_argument("--noise", type=float, default=0.3, help="of what is repeated, in deviations of each number")
-    parser.add_argument("--text", default="books,code", help="folders of ../shared/data")
+    parser.add_argument("--data", type=Path, default=common.DATA, help="folder of the texts")
+    parser.add_argument("--text", default="books,code", help="folders in it")
     parser.add_argument("--rerank", default="4,8,16", help="candidates for each of the k")
     parser.add_argument("--queries", type=int, default=64, help="tokens whose queries are judged for recall and mass")
     parser.add_argument("--loss-tokens", type=int, default=2048, help="tokens of following text for the loss")
@@ -493,7 +494,7 @@ def main() -> None:
     arguments.read_span = arguments.read_span or "8k"
     model, tokenizer = common.load_focused(arguments)
     after = max(arguments.queries, arguments.loss_tokens, 64)
-    ids = real_ids(tokenizer, read + after, arguments.text.split(","))
+    ids = real_ids(tokenizer, read + after, arguments.data, arguments.text.split(","))
     memory = build(model, ids[:read], max(sizes), arguments.on_disk, arguments.noise)
     real = Prefix(memory.store, memory.geometry, read)
     queries = real_queries(model, ids[read : read + arguments.queries], real)  # type: ignore[arg-type]
