@@ -14,13 +14,15 @@ from typing import Any, Literal, get_args
 from longfocus.errors import ConfigError, did_you_mean
 
 Positions = Literal["first", "none", "absolute"]
-Retrieval = Literal["dense", "exact"]
+Retrieval = Literal["dense", "exact", "approximate"]
 Overflow = Literal["slide", "all"]
 WEIGHT_DTYPES = ("float32", "float16", "bfloat16")
 """What weights may be loaded in."""
 MEMORY_DTYPES = (*WEIGHT_DTYPES, "int8")
 """How memory keys and values may be stored."""
 DEFAULT_WINDOW_TOKENS = 512
+DENSE_UP_TO_TOKENS = 131_072
+"""Memories that the command line attends to whole when it is to choose; larger ones are searched approximately."""
 
 
 @dataclass(frozen=True)
@@ -50,10 +52,15 @@ class FocusConfig:
     `absolute`: at their true distance; only for an ablation that the paper never ran."""
 
     retrieval: Retrieval = "dense"
-    """`dense`: attend to all of memory. `exact`: each query of each head takes its own k largest inner products."""
+    """`dense`: attend to all of memory. `exact`: each query of each head takes its own k largest inner products.
+    `approximate`: as `exact`, but what a saved or shared memory holds is found through an index (needs faiss). While
+    windows are being read within `read_span`, and so near, it is dense; tokens outside an index are searched exactly."""
 
     k: int = 64
-    """Keys per query and head under `exact` retrieval (the paper: 32, 64 or 128)."""
+    """Keys per query and head under `exact` and `approximate` retrieval (the paper: 32, 64 or 128)."""
+
+    rerank: int = 8
+    """Candidates that an approximate search proposes for each of the k, and that are then scored exactly."""
 
     memory_dtype: str | None = None
     """Storage of memory keys and values: float32, float16, bfloat16, or int8 with a scale per token and head (half the
@@ -84,6 +91,7 @@ class FocusConfig:
         self._whole("overlap", minimum=0)
         self._whole("last_window", minimum=1, optional=True)
         self._whole("k", minimum=1)
+        self._whole("rerank", minimum=1)
         self._whole("read_span", minimum=0, optional=True)
         self._choice("memory_positions", get_args(Positions))
         self._choice("retrieval", get_args(Retrieval))

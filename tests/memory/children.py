@@ -9,7 +9,9 @@ from pathlib import Path
 import torch
 
 from longfocus import Memory, Reader, find_sources, load, load_tokenizer
-from longfocus.memory.ondisk import is_memory
+from longfocus.memory import approximate
+from longfocus.memory import memory as memory_module
+from longfocus.memory.ondisk import DiskBackend, is_memory
 from longfocus.model import reading_pass
 from longfocus.model.reading import not_remembered
 from longfocus.model.updating import compare, settle
@@ -33,6 +35,22 @@ def remember(folder: str, *paths: str) -> None:
         for source in find_sources(paths).sources:
             if not_remembered(reader.memory, [source]):
                 reader.read(source)
+
+
+def index(folder: str) -> None:
+    """Bring the index of a memory up to date in many small steps."""
+    torch.set_num_threads(1)
+    approximate.TRAIN_TOKENS, memory_module._INDEX_STEP_TOKENS = 640, 32
+    save = DiskBackend.save_index
+
+    def saying(self: DiskBackend, index: approximate.MemoryIndex) -> None:
+        print("step", flush=True)
+        save(self, index)
+
+    DiskBackend.save_index = saying  # type: ignore[method-assign]
+    with Memory.open(folder, writable=True) as memory:
+        memory.update_index()
+    print("done", flush=True)
 
 
 def hold(folder: str) -> None:

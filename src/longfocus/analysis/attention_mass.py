@@ -111,7 +111,7 @@ class PositiveMass:
         assert window.valid is None, "windows without padding"
         query, config = window.outer_query, self.read.model.focus.config
         least = None
-        if config.retrieval == "exact":
+        if config.retrieval != "dense":  # these pieces have no index: approximate retrieval searches them exactly
             # the chunks of `_attend` below, since products of other sizes round otherwise and the k-th would be missed
             groups = [(numbers, first) for numbers in self._pieces for first in (True, False)]
             every = [chunk for numbers, first in groups for chunk in self.read.chunks(layer, numbers, first=first)]

@@ -37,6 +37,13 @@ class HeadRecorder(MassRecorder):
         total = self.heads.setdefault(layer, torch.zeros(found.shape[0], self.tokens, dtype=torch.float64))
         total[:, start : start + found.shape[1]] += found.to(device="cpu", dtype=torch.float64)
 
+    def take_some(self, layer: int, tokens: Tensor, weights: Tensor) -> None:
+        """See `MassRecorder.take_some`."""
+        heads = weights.shape[1] * weights.shape[2]
+        numbers, found = (part.permute(1, 2, 0, 3, 4).reshape(heads, -1).cpu() for part in (tokens, weights))
+        total = self.heads.setdefault(layer, torch.zeros(heads, self.tokens, dtype=torch.float64))
+        total.scatter_add_(1, numbers, found.double())
+
 
 def head_mass(model: FocusedModel, memory: Memory, ids: Sequence[int], *, leading: int = 0) -> np.ndarray:
     """Mass of each memory token, by layer and head.

@@ -7,6 +7,7 @@ COMMANDS = {
     "info": "longfocus.commands.info:info",
     "forget": "longfocus.commands.forget:forget",
     "compact": "longfocus.commands.compact:compact",
+    "index": "longfocus.commands.index:index",
     "train": "longfocus.commands.train:train",
     "plan": "longfocus.commands.plan:plan",
     "suggest-layers": "longfocus.commands.suggest_layers:suggest_layers",

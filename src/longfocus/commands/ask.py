@@ -43,7 +43,7 @@ def ask(
     temperature: common.Temperature = 0.0,
     top_p: common.TopP = 1.0,
     seed: common.Seed = 0,
-    retrieval: common.RetrievalOption = None,
+    retrieval: common.AnswerRetrieval = "auto",
     k: common.K = None,
     memory_layers: common.Layers = None,
     window: common.Window = None,
@@ -65,7 +65,6 @@ def ask(
     if not question.strip():
         raise typer.BadParameter("the question is empty.", param_hint="QUESTION")
     options = common.focus_options(
-        retrieval=retrieval,
         k=k,
         memory_layers=memory_layers,
         window=window,
@@ -74,7 +73,15 @@ def ask(
         read_span=read_span,
     )
     focused, tokenizer, memory = common.open_for_answers(
-        paths, model, options, threads, encoding, dtype, only=only or (), quiet=as_json
+        paths,
+        model,
+        options,
+        threads,
+        encoding,
+        dtype,
+        retrieval=retrieval,
+        only=only or (),
+        quiet=as_json,
     )
     from longfocus.answering import Conversation, Sampling
 
@@ -90,6 +97,7 @@ def ask(
             "seconds": round(time.monotonic() - begun, 3),
             "model": memory.geometry.model_name,
             "memory": {"documents": len(memory.documents), "tokens": memory.tokens, "bytes": memory.nbytes},
+            "retrieval": focused.focus.config.retrieval,
             "memory_mass": round(answer.memory_mass, 6),
             "sources": [passage.to_dict() for passage in answer.sources],
         }

@@ -33,7 +33,7 @@ def chat(
     temperature: common.Temperature = 0.0,
     top_p: common.TopP = 1.0,
     seed: common.Seed = 0,
-    retrieval: common.RetrievalOption = None,
+    retrieval: common.AnswerRetrieval = "auto",
     k: common.K = None,
     encoding: common.Encoding = None,
     dtype: common.Dtype = None,
@@ -43,9 +43,9 @@ def chat(
 
     Nothing of the conversation is written to the memory.
     """
-    options = common.focus_options(retrieval=retrieval, k=k)
+    options = common.focus_options(k=k)
     focused, tokenizer, memory = common.open_for_answers(
-        paths, model, options, threads, encoding, dtype, only=only or ()
+        paths, model, options, threads, encoding, dtype, retrieval=retrieval, only=only or ()
     )
     from longfocus.answering import Answer, Conversation, Sampling
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
@@ -60,10 +61,23 @@ RetrievalOption = Annotated[
     typer.Option(
         "--retrieval",
         metavar="HOW",
-        help="dense: attend to all of the memory; exact: each query takes its k best keys.",
+        help="dense: attend to all of the memory; exact: each query takes its k best keys; approximate: the same through an index (needs faiss).",
     ),
 ]
-K = Annotated[int | None, typer.Option("--k", metavar="N", help="Keys per query and head for --retrieval exact.")]
+K = Annotated[
+    int | None,
+    typer.Option(
+        "--k", metavar="N", help="Keys per query and head for --retrieval exact and approximate.  [default: 64]"
+    ),
+]
+AnswerRetrieval = Annotated[
+    str,
+    typer.Option(
+        "--retrieval",
+        metavar="HOW",
+        help="dense: attend to all of the memory; exact: each query takes its k best keys; approximate: the same through an index (needs faiss); auto: as the model's options say, else dense up to 131,072 tokens and approximate beyond.",
+    ),
+]
 Dtype = Annotated[
     str | None,
     typer.Option(
@@ -253,6 +267,57 @@ def report_skipped(skipped: Sequence[tuple[str, str]], limit: int = 5) -> None:
         note(f"Skipped {len(skipped) - limit} more files.")
 
 
+def settle_retrieval(model: Any, memory: Memory, how: str, *, quiet: bool = False) -> None:
+    """Choose how the memory is searched, if it is left to us, and say what was chosen where it is not plain dense.
+
+    Args:
+        how: what `--retrieval` was given; not auto: the model has it already.
+        quiet: say nothing.
+    """
+    from longfocus.config import DENSE_UP_TO_TOKENS
+    from longfocus.memory.approximate import TRAIN_TOKENS
+    from longfocus.memory.quantiser import has_faiss
+
+    def say(text: str) -> None:
+        if not quiet:
+            note(text)
+
+    focus = model.focus
+    if how == "auto" and focus.config.retrieval == "dense" and memory.tokens > DENSE_UP_TO_TOKENS:
+        if not has_faiss():
+            say(
+                f"{memory.tokens:,} tokens are attended to whole; with faiss they are searched approximately, and faster: "
+                "pip install 'longfocus[approximate]'"
+            )
+            return
+        focus.config = dataclasses.replace(focus.config, retrieval="approximate")
+        say(f"{memory.tokens:,} tokens: searched approximately (--retrieval dense attends to all of them).")
+    if focus.config.retrieval == "approximate":
+        behind = memory.extent - memory.indexed_tokens
+        problem = f" (the saved index is not used: {memory.index_problem})" if memory.index_problem else ""
+        if memory.tokens >= TRAIN_TOKENS and behind >= TRAIN_TOKENS:
+            where = "; remembering more into it, or longfocus index, saves the index" if memory.is_saved else ""
+            say(f"Indexing {behind:,} tokens in RAM{problem}{where} …")
+            memory.search()
+
+
+def index_memory(memory: Memory) -> None:
+    """Bring a memory's saved index up to date, or make one for a memory that is large enough to be searched through it."""
+    from longfocus.config import DENSE_UP_TO_TOKENS
+    from longfocus.errors import MemoryWriteError
+    from longfocus.memory.quantiser import has_faiss
+
+    if not has_faiss() or not (memory.has_index or memory.tokens > DENSE_UP_TO_TOKENS):
+        return
+    try:
+        encoded = memory.update_index()
+    except MemoryWriteError as error:
+        note(f"The index could not be saved; the memory is whole, and asked without it. {error}")
+        return
+    if encoded:
+        note(f"Indexed {encoded:,} tokens for approximate search.")
+
+
 def open_for_answers(
     paths: Sequence[str],
     model_name: str | None,
@@ -261,19 +326,26 @@ def open_for_answers(
     encoding: str | None,
     dtype: str | None = None,
     *,
+    retrieval: str = "auto",
     only: Sequence[str] = (),
     quiet: bool = False,
 ) -> tuple[Any, Any, Memory]:
     """Model, tokenizer and memory for one saved memory, or for texts (and memories) read into RAM.
 
     Args:
+        retrieval: as `--retrieval` has it.
         only: patterns of the documents that are asked, over all paths together; none: all.
     """
+    from longfocus.config import Retrieval
     from longfocus.data.documents import find_sources
     from longfocus.memory.memory import Memory
     from longfocus.memory.ondisk import is_memory
     from longfocus.model.reading import Reader
 
+    if retrieval not in (*get_args(Retrieval), "auto"):
+        raise ConfigError(f"--retrieval: {retrieval!r} given, expected one of {', '.join(get_args(Retrieval))}, auto.")
+    if retrieval != "auto":
+        options = {**options, "retrieval": retrieval}
     saved = [Memory.open(path) for path in paths if is_memory(Path(path))]
     texts = [path for path in paths if not is_memory(Path(path))]
     found = find_sources(texts, encoding=encoding) if texts else None
@@ -299,11 +371,13 @@ def open_for_answers(
     if not quiet:
         warn_untrained(name)
     if len(saved) == 1 and found is None:
+        settle_retrieval(model, saved[0], retrieval, quiet=quiet)
         return model, tokenizer, saved[0]
     joined = Memory.merge(saved, model, tokenizer)
     if found is not None:
         report_skipped(found.skipped)
         read_all(Reader(model, tokenizer, joined), sources)
+    settle_retrieval(model, joined, retrieval, quiet=quiet)
     return model, tokenizer, joined
 
 

@@ -121,6 +121,7 @@ def remember(
         for line in passed_over:
             common.note(line)
         _read(into, reader, new)
+        common.index_memory(memory)
         _say_what_it_holds(into, memory)
 
 
@@ -178,6 +179,7 @@ def _update(
         _read(folder, reader, changes.to_read, replace=True)
     for document in gone:
         common.note(f"{document.name} is gone{': removed.' if prune else '.'}")
+    common.index_memory(memory)
     if prune:
         memory.remove(*gone)
     elif gone:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,9 +16,10 @@ from torch import Tensor
 
 from longfocus.attention import merge
 from longfocus.attention.context import LocalWindow
+from longfocus.memory.approximate import Candidates, best_approximate
 from longfocus.memory.contract import KVChunk, KVStore
 from longfocus.memory.dense import Scratch, attend_dense
-from longfocus.memory.exact import attend_top_k, grouped_scores, kth_score
+from longfocus.memory.exact import Best, attend_top_k, best_keys, grouped_scores, kth_score, queries_at_once
 from longfocus.memory.ram import RamStore
 
 
@@ -30,6 +32,8 @@ class Part:
     stop: int | None = None
     ranges: tuple[tuple[int, int], ...] | None = None
     """What may be seen of start … stop, as (first, one past the last), in order; None: all of it."""
+    search: Candidates | None = None
+    """Finds keys among these records, for approximate retrieval; None: they are searched exactly."""
 
     def pieces(self) -> list[tuple[int, int]]:
         """The ranges that are there, as (first, one past the last), in order; none is empty."""
@@ -43,8 +47,14 @@ class Part:
         """Records that may be seen."""
         return sum(high - low for low, high in self.pieces())
 
+    def split(self, at: int) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+        """The pieces before and from a number on."""
+        pieces = self.pieces()
+        before = [(low, min(high, at)) for low, high in pieces if low < at]
+        return before, [(max(low, at), high) for low, high in pieces if high > at]
+
     def last(self, count: int) -> Part:
-        """The same without all but the last `count` records."""
+        """The same without all but the last `count` records, to be searched exactly."""
         start, left = self.store.tokens, count
         for low, high in reversed(self.pieces()):
             if left <= 0:
@@ -76,6 +86,12 @@ class MassRecorder:
         key head. What is kept of them is up to the recorder: here the sum over rows and queries and the mean of heads."""
         self.add(layer, start, weights.sum((0, 1, 2, 3)) / (weights.shape[1] * weights.shape[2]))
 
+    def take_some(self, layer: int, tokens: Tensor, weights: Tensor) -> None:
+        """As `take`, where each query attended to tokens of its own: numbers int64 and weights (B, Hkv, G, T, k)."""
+        spread = torch.zeros(self.tokens, dtype=torch.float64)
+        spread.index_add_(0, tokens.flatten().cpu(), weights.flatten().double().cpu())
+        self.add(layer, 0, spread / (weights.shape[1] * weights.shape[2]))
+
     def add(self, layer: int, start: int, mass: Tensor) -> None:
         """Add mass (n,) of the tokens from `start` on."""
         total = self.mass.setdefault(layer, torch.zeros(self.tokens, dtype=torch.float64))
@@ -92,6 +108,7 @@ class MemoryContext:
         *,
         retrieval: str,
         k: int,
+        rerank: int = 1,
         scratch: Scratch,
         span: int | None = None,
         recorder: MassRecorder | None = None,
@@ -100,8 +117,10 @@ class MemoryContext:
         Args:
             shared: the memory that all rows see, or None.
             own: what the rows have added themselves, or None.
-            retrieval: `dense` or `exact` (top-k).
-            k: keys per query and head for `exact`.
+            retrieval: `dense`, `exact` (top-k) or `approximate`: top-k, by the part's `search` where it has one and exactly in all
+                else; within a `span` it is dense.
+            k: keys per query and head for `exact` and `approximate`.
+            rerank: candidates for each of the k, for `approximate`.
             span: see only this many of the nearest (last) records; None: all.
             recorder: receives the mass on the shared memory.
         """
@@ -109,8 +128,12 @@ class MemoryContext:
         self._nearest: tuple[np.ndarray, np.ndarray] | None = None  # per row: shared and own records that may be seen
         if span is not None:
             self._see_nearest(span)
-        self.retrieval, self.k = retrieval, k
+        self.retrieval = "dense" if retrieval == "approximate" and span is not None else retrieval
+        self.k, self.rerank = k, rerank
         self.scratch, self.recorder = scratch, recorder
+        self._retrieved: tuple[int, Tensor, Tensor, Tensor] | None = (
+            None  # layer, query, scores, tokens of the last attend
+        )
 
     def _see_nearest(self, span: int) -> None:
         """Narrow both parts to the last `span` records of each row."""
@@ -167,13 +190,68 @@ class MemoryContext:
             return attend_top_k(
                 query, lambda: self.chunks(layer), k=self.k, scale=scale, softcap=softcap, scratch=self.scratch
             )
+        if self.retrieval == "approximate":
+            return self._attend_approximate(layer, query, scale, softcap)
         return attend_dense(query, self.chunks(layer), scale=scale, softcap=softcap, scratch=self.scratch)
+
+    def _attend_approximate(
+        self, layer: int, query: Tensor, scale: float, softcap: float | None
+    ) -> tuple[Tensor, Tensor] | None:
+        parts, found = [], []
+        for some in query.split(self.queries_at_once(layer, query), 2):
+            best = self.best(layer, some, scale=scale, softcap=softcap)
+            if best is None:
+                return None
+            parts.append(best.attention(some))
+            found.append(best)
+        if self.recorder is not None:
+            scores, tokens = (torch.cat([each[at] for each in found], 3) for at in (0, 2))
+            self._retrieved = layer, query, scores, tokens
+        outs, lses = zip(*parts, strict=True)
+        return torch.cat(outs, 2), torch.cat(lses, 2)
+
+    def queries_at_once(self, layer: int, query: Tensor) -> int:
+        """How many queries (B, Hq, T, D) `best` should be given together."""
+        return queries_at_once(query, self._searched_exactly(layer)) or max(1, query.shape[2])
+
+    def _searched_exactly(self, layer: int) -> Iterator[KVChunk]:
+        """The chunks that no search covers."""
+        if self.shared is not None:
+            rest = self.shared.split(self.shared.search.covered if self.shared.search is not None else 0)[1]
+            for low, high in rest:
+                yield from self.shared.store.chunks(layer, low, high)
+        if self.own is not None and self.own.tokens:
+            yield from self.own.chunks(layer)
+
+    def best(self, layer: int, query: Tensor, *, scale: float, softcap: float | None) -> Best | None:
+        """The k best visible keys of queries (B, Hq, T, D) by approximate retrieval, numbered in the shared memory, -1
+        where they are the rows' own; None where nothing is visible."""
+        best: Best | None = None
+
+        def add(found: Best | None) -> None:
+            nonlocal best
+            best = found if best is None else best.join(found, self.k)
+
+        exactly: dict[str, Any] = {"k": self.k, "scale": scale, "softcap": softcap, "scratch": self.scratch}
+        if self.shared is not None:
+            store, search = self.shared.store, self.shared.search
+            covered, rest = self.shared.split(search.covered if search is not None else 0)
+            if search is not None and covered:
+                add(best_approximate(query, search, store, layer, covered, rerank=self.rerank, **exactly))
+            add(best_keys(query, (chunk for piece in rest for chunk in store.chunks(layer, *piece)), **exactly))
+        if self.own is not None and self.own.tokens:
+            own = best_keys(query, self.own.chunks(layer), **exactly)
+            add(own._replace(tokens=torch.full_like(own.tokens, -1)) if own is not None else None)
+        return best
 
     def record_mass(self, layer: int, query: Tensor, lse: Tensor, *, scale: float, softcap: float | None) -> None:
         """Add exp(score - lse) of each shared token, meaned over heads, to the recorder (if there is one)."""
         if self.recorder is None or self.shared is None or not self.shared.tokens:
             return
         with torch.no_grad():
+            if self.retrieval == "approximate":
+                self._record_retrieved(layer, query, lse, scale, softcap)
+                return
             least = None
             if self.retrieval == "exact":
                 chunks = self.chunks(layer)
@@ -184,3 +262,14 @@ class MemoryContext:
                 if least is not None:
                     scores = scores.masked_fill(scores < least, -torch.inf)
                 self.recorder.take(layer, chunk.start, torch.exp(scores - lse.reshape(*scores.shape[:-1], 1)))
+
+    def _record_retrieved(self, layer: int, query: Tensor, lse: Tensor, scale: float, softcap: float | None) -> None:
+        """The mass of the keys that `attend` retrieved for these queries; no others are looked at."""
+        assert self.recorder is not None
+        if self._retrieved is None or self._retrieved[0] != layer or self._retrieved[1] is not query:
+            self._attend_approximate(layer, query, scale, softcap)
+        assert self._retrieved is not None
+        _, _, scores, tokens = self._retrieved
+        self._retrieved = None
+        weights = torch.exp(scores - lse.reshape(*scores.shape[:-1], 1)).masked_fill(tokens < 0, 0.0)
+        self.recorder.take_some(layer, tokens.clamp(min=0), weights)

@@ -53,8 +53,14 @@ class KVChunk(NamedTuple):
 class KVStore(Protocol):
     """Where additional keys and values live."""
 
+    storage: StorageDtype
+    """How records are written."""
+
     @property
     def rows(self) -> int: ...
+
+    @property
+    def kv_heads(self) -> int: ...
 
     @property
     def tokens(self) -> int:
@@ -71,6 +77,17 @@ class KVStore(Protocol):
 
     def chunks(self, layer: int, start: int = 0, stop: int | None = None) -> Iterator[KVChunk]:
         """The records start … stop of a layer, in order, in pieces of at most CHUNK_TOKENS."""
+        ...
+
+    def gather(self, layer: int, head: int, tokens: Tensor) -> Tensor:
+        """Some records of one key head of a store of one text, copied, where they are stored.
+
+        Args:
+            tokens: int64 (n,), their numbers, in any order, also several times.
+
+        Returns:
+            (n, 2, elements), as stored; index 0 the key and 1 the value.
+        """
         ...
 
 

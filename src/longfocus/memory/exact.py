@@ -7,6 +7,7 @@ more than one chunk and one block of queries.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -57,40 +58,65 @@ def attend_top_k(
     Returns:
         out (B, Hq, T, D), lse (B, Hq, T); None where there is no chunk.
     """
-    rows, heads, queries, _ = query.shape
-    largest = max((chunk.keys.shape[2] for chunk in chunks()), default=0)
-    if largest == 0:
+    block = queries_at_once(query, chunks())
+    if block is None:
         return None
-    block = max(1, _SCORES_AT_ONCE // (rows * heads * largest))
-    outs, lses = [], []
-    for start in range(0, queries, block):
-        part = query[:, :, start : start + block]
-        scores, values = _best(part, chunks(), k, scale, softcap, scratch)
-        lse = torch.logsumexp(scores, -1)
-        weights = torch.exp(scores - torch.where(lse.isfinite(), lse, torch.zeros_like(lse)).unsqueeze(-1))
-        out = (weights.unsqueeze(-2) @ values.to(weights.dtype)).squeeze(-2)
-        outs.append(out.reshape(rows, heads, part.shape[2], -1).to(query.dtype))
-        lses.append(lse.reshape(rows, heads, part.shape[2]))
+    parts = []
+    for part in query.split(block, 2):
+        best = best_keys(part, chunks(), k=k, scale=scale, softcap=softcap, scratch=scratch)
+        assert best is not None
+        parts.append(best.attention(part))
+    outs, lses = zip(*parts, strict=True)
     return torch.cat(outs, 2), torch.cat(lses, 2)
 
 
-def _best(
-    query: Tensor, chunks: Iterable[KVChunk], k: int, scale: float, softcap: float | None, scratch: Scratch
-) -> tuple[Tensor, Tensor]:
-    """Scores (B, Hkv, G, T, k') and values (B, Hkv, G, T, k', D) of the k best keys, k' = min(k, tokens)."""
-    best: tuple[Tensor, Tensor] | None = None
+def queries_at_once(query: Tensor, chunks: Iterable[KVChunk]) -> int | None:
+    """How many of the queries (B, Hq, T, D) are scored together; None where there is no chunk."""
+    largest = max((chunk.keys.shape[2] for chunk in chunks), default=0)
+    return max(1, _SCORES_AT_ONCE // (query.shape[0] * query.shape[1] * largest)) if largest else None
+
+
+class Best(NamedTuple):
+    """The best n keys found so far, for each query of each head; which n is the same for all."""
+
+    scores: Tensor
+    """(B, Hkv, G, T, n), float32 at least; -inf where a query has fewer."""
+    values: Tensor
+    """(B, Hkv, G, T, n, D)."""
+    tokens: Tensor
+    """int64, the shape of `scores`: their numbers in their store."""
+
+    def join(self, other: Best | None, k: int) -> Best:
+        """The k best of both, which share no key."""
+        if other is None:
+            return self
+        scores, values, tokens = (torch.cat(both, 4) for both in zip(self, other, strict=True))
+        if scores.shape[-1] <= k:
+            return Best(scores, values, tokens)
+        scores, index = scores.topk(k, dim=-1)
+        values = values.gather(-2, index.unsqueeze(-1).expand(*index.shape, values.shape[-1]))
+        return Best(scores, values, tokens.gather(-1, index))
+
+    def attention(self, query: Tensor) -> tuple[Tensor, Tensor]:
+        """out (B, Hq, T, D) in the dtype of the queries (B, Hq, T, D), and lse (B, Hq, T): one softmax over these keys."""
+        lse = torch.logsumexp(self.scores, -1)
+        weights = torch.exp(self.scores - torch.where(lse.isfinite(), lse, torch.zeros_like(lse)).unsqueeze(-1))
+        out = (weights.unsqueeze(-2) @ self.values.to(weights.dtype)).squeeze(-2)
+        rows, heads, queries, _ = query.shape
+        return out.reshape(rows, heads, queries, -1).to(query.dtype), lse.reshape(rows, heads, queries)
+
+
+def best_keys(
+    query: Tensor, chunks: Iterable[KVChunk], *, k: int, scale: float, softcap: float | None, scratch: Scratch
+) -> Best | None:
+    """The min(k, tokens) best keys of chunks of one layer for queries (B, Hq, T, D); None where there is no chunk."""
+    best: Best | None = None
     for chunk in chunks:
         keys, values = scratch.widen(chunk, query)
         scores = grouped_scores(query, keys, chunk.mask, scale, softcap)
         top, index = scores.topk(min(k, scores.shape[-1]), dim=-1)
-        held = _gather(values, index)
-        if best is not None:
-            top, held = torch.cat((best[0], top), -1), torch.cat((best[1], held), -2)
-            if top.shape[-1] > k:
-                top, index = top.topk(k, dim=-1)
-                held = held.gather(-2, index.unsqueeze(-1).expand(*index.shape, held.shape[-1]))
-        best = top, held
-    assert best is not None
+        found = Best(top, _gather(values, index), index + chunk.start)
+        best = found if best is None else best.join(found, k)
     return best
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from longfocus.memory.approximate import MemoryIndex
 from longfocus.memory.documents import TOKEN_DTYPE, Document
 from longfocus.memory.geometry import MemoryGeometry
 from longfocus.memory.ram import RamStore
@@ -32,6 +33,16 @@ class RamBackend:
         self._committed_text = 0
         self.tokens = 0
         self.documents: list[Document] = []
+        self.index: MemoryIndex | None = None
+
+    def load_index(self) -> MemoryIndex:
+        return MemoryIndex(self.store, self.geometry)
+
+    def save_index(self, index: MemoryIndex) -> None:
+        """It is where the memory is."""
+
+    has_saved_index = False
+    index_problem = None
 
     @property
     def text_bytes(self) -> int:

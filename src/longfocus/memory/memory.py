@@ -17,6 +17,7 @@ import dataclasses
 import os
 import shutil
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
@@ -31,18 +32,22 @@ from longfocus.errors import (
     MemoryStoreError,
     MemoryWriteError,
 )
+from longfocus.memory.approximate import IndexView, MemoryIndex, Ranges
 from longfocus.memory.contract import KVStore
 from longfocus.memory.documents import TOKEN_DTYPE, Document, Place, choose, ranges_of
 from longfocus.memory.fingerprint import tokenizer_fingerprint
 from longfocus.memory.geometry import MemoryGeometry
 from longfocus.memory.inram import RamBackend
 from longfocus.memory.ondisk import MANIFEST, UNFINISHED, DiskBackend, foreign_entries, is_memory
+from longfocus.memory.quantiser import has_faiss, require_faiss
 
 if TYPE_CHECKING:
     from longfocus.model.focused import FocusedModel
 
 _COPY_TOKENS = 4096
 _COPY_BYTES = 1 << 22
+_INDEX_STEP_TOKENS = 1 << 20
+"""Tokens that are indexed before they are saved."""
 
 
 class MemoryBackend(Protocol):
@@ -71,6 +76,16 @@ class MemoryBackend(Protocol):
     def take_over(self, successor: Any) -> None: ...
     def discard(self, successor: Any) -> None: ...
     def close(self) -> None: ...
+
+    index: MemoryIndex | None
+    """Of this store, once it was asked for."""
+
+    def load_index(self) -> MemoryIndex: ...
+    def save_index(self, index: MemoryIndex) -> None: ...
+    @property
+    def has_saved_index(self) -> bool: ...
+    @property
+    def index_problem(self) -> str | None: ...
 
 
 class Memory:
@@ -177,6 +192,8 @@ class Memory:
             with Memory._over(backend) as copy:
                 backend.durable = False
                 copy.extend(self)
+                if self.has_index and has_faiss():
+                    copy.update_index()
                 backend.sync()
             names = sorted((entry.name for entry in unfinished.iterdir()), key=lambda name: name == MANIFEST)
             for name in names:  # the manifest last: with it the memory is there, whole
@@ -401,7 +418,11 @@ class Memory:
         except BaseException:
             backend.discard(fresh)
             raise
+        indexed = self.has_index and has_faiss()
         backend.take_over(fresh)
+        if indexed:
+            with suppress(MemoryWriteError):  # the memory is compacted; what it lacks is a cache
+                self.update_index()
         return before - backend.stored_bytes
 
     def _require_writable(self, purpose: str) -> None:
@@ -416,6 +437,76 @@ class Memory:
                 f"{self.label} cannot be {what}: with memory_positions 'absolute' its keys carry their place in it. "
                 "Read the texts into another memory instead."
             )
+
+    # -- approximate search ------------------------------------------------------------------------------
+
+    def search(self, ranges: Ranges | None = None) -> IndexView:
+        """What approximate retrieval searches these tokens with: the index, brought up to date in RAM.
+
+        Args:
+            ranges: numbers of tokens as `ranges` has them; None: all documents.
+
+        Raises:
+            ConfigError: faiss is missing.
+        """
+        index = self._index()
+        index.update(ranges_of(self._live), self.extent)
+        return index.view(self.ranges if ranges is None else ranges)
+
+    def update_index(self) -> int:
+        """Index what is not indexed yet and save it beside the memory (in RAM: keep it). Nothing is done to a memory with fewer
+        than `approximate.TRAIN_TOKENS` tokens.
+
+        Returns:
+            How many tokens were encoded.
+
+        Raises:
+            ConfigError: faiss is missing.
+            MemoryWriteError: this memory was opened for reading, or the disk refused; the memory is intact.
+        """
+        self._require_writable("index it")
+        index, done = self._index(), 0
+        while True:
+            encoded = index.update(ranges_of(self._live), self.extent, limit=_INDEX_STEP_TOKENS)
+            self._backend.save_index(index)
+            done += encoded
+            if encoded < _INDEX_STEP_TOKENS:
+                return done
+
+    @property
+    def is_saved(self) -> bool:
+        """Whether it lies in a folder."""
+        return isinstance(self._backend, DiskBackend)
+
+    @property
+    def has_index(self) -> bool:
+        """Whether an index is saved beside the memory, or in use."""
+        return self._backend.has_saved_index or (self._backend.index is not None and self._backend.index.covered > 0)
+
+    @property
+    def indexed_tokens(self) -> int:
+        """Tokens, by number, that the index covers now; for memories on disk a saved index is opened.
+
+        Raises:
+            ConfigError: faiss is missing.
+        """
+        return self._index().covered
+
+    @property
+    def index_problem(self) -> str | None:
+        """Why a saved index is not used but made anew, for people; None: it is, or there is none."""
+        return self._backend.index_problem
+
+    @property
+    def _live(self) -> list[Document]:
+        return [document for document in self._backend.documents if not document.removed]
+
+    def _index(self) -> MemoryIndex:
+        require_faiss()
+        backend = self._backend
+        if backend.index is None or backend.index.store is not backend.store:
+            backend.index = backend.load_index()
+        return backend.index
 
     # -- adding ------------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ The format, described for other programs in docs/formats.md, versions 1 and 2. I
     tokens.1.bin       one row per token: character u64, byte u64, id u32, little-endian, packed
     text.1.bin         the documents' texts in UTF-8, one after another
     lock               held by the one writer
+    index….1.…         an index of the keys, which the memory can do without (index_files.py)
 
 A commit writes the data, syncs it, and then appends its journal line. What lies beyond the last whole line
 was never committed: it is not read, and the next writer writes over it. `clear` and `take_over` (compaction)
@@ -36,9 +37,11 @@ import torch
 from torch import Tensor
 
 from longfocus.errors import MemoryFormatError, MemoryLockedError, MemoryStoreError, MemoryWriteError
+from longfocus.memory.approximate import MemoryIndex
 from longfocus.memory.contract import CHUNK_TOKENS, KVChunk, chunk_of
 from longfocus.memory.documents import TOKEN_DTYPE, Document
 from longfocus.memory.geometry import MemoryGeometry
+from longfocus.memory.index_files import IndexFiles
 from longfocus.memory.storage import storage_dtype
 
 FORMAT = "longfocus-memory"
@@ -51,7 +54,8 @@ UNFINISHED = "unfinished"
 VERIFY_ON_OPEN_BYTES = 1 << 30
 """Checksums of all data are compared when opening memories up to this size; `verify` does it for any."""
 
-_DATA_FILE = re.compile(r"(kv-\d{3,}|tokens|text)\.(\d+)\.bin")
+_DATA_FILE = re.compile(r"(kv-\d{3,}|tokens|text|index-\d{3,})\.(\d+)\.bin|(index)\.(\d+)\.json")
+_UNFINISHED_INDEX = re.compile(r"index.*\.new")
 
 
 def is_memory(folder: Path) -> bool:
@@ -67,7 +71,7 @@ def foreign_entries(folder: Path) -> list[str]:
     ours = {LOCK, JOURNAL, JOURNAL + ".new", MANIFEST, MANIFEST + ".new", UNFINISHED}
     names = [entry.name for entry in folder.iterdir()]
     if MANIFEST not in names:  # data files without a manifest: a `save` that was killed while it moved them
-        names = [name for name in names if not _DATA_FILE.fullmatch(name)]
+        names = [name for name in names if not _DATA_FILE.fullmatch(name) and not _UNFINISHED_INDEX.fullmatch(name)]
     return [name for name in names if name not in ours]
 
 
@@ -191,6 +195,8 @@ class DiskBackend:
             ) from error
         self._journal_bytes = len(whole)
         self.store = DiskStore(self)
+        self.index: MemoryIndex | None = None
+        self._index_files = IndexFiles(self.folder, self.generation)
 
     def layer_file(self, layer: int) -> Path:
         """Records of a layer."""
@@ -344,6 +350,36 @@ class DiskBackend:
             _write_manifest(self.folder, manifest)
             self._version = VERSION_WITH_REMOVED
 
+    # -- the index ---------------------------------------------------------------------------------------
+
+    def load_index(self) -> MemoryIndex:
+        """The saved index, mapped, or an empty one; `index_problem` says what was wrong with a saved one."""
+        index = MemoryIndex(self.store, self.geometry)
+        self._index_files.load(index, self.tokens)
+        return index
+
+    def save_index(self, index: MemoryIndex) -> None:
+        """Save what an index of this memory holds.
+
+        Raises:
+            MemoryWriteError: the disk refused; the memory is intact, and the index as it was or gone.
+        """
+        self._require_writer()
+        try:
+            self._index_files.save(index)
+        except OSError as error:
+            raise _write_error(self._index_files.header_file, error) from error
+
+    @property
+    def has_saved_index(self) -> bool:
+        """Whether there is one, usable or not."""
+        return self._index_files.header_file.exists()
+
+    @property
+    def index_problem(self) -> str | None:
+        """Why a saved index was not used."""
+        return self._index_files.problem
+
     # -- new generations ---------------------------------------------------------------------------------
 
     def clear(self) -> None:
@@ -435,8 +471,11 @@ class DiskBackend:
         with suppress(OSError):  # they only take space
             for path in list(self.folder.iterdir()):
                 data = _DATA_FILE.fullmatch(path.name)
-                other = data is not None and int(data[2]) != self.generation
-                if other or path.name in (MANIFEST + ".new", JOURNAL + ".new"):
+                other = data is not None and int(data[2] or data[4]) != self.generation
+                unfinished = path.name in (MANIFEST + ".new", JOURNAL + ".new") or _UNFINISHED_INDEX.fullmatch(
+                    path.name
+                )
+                if other or unfinished:
                     path.unlink(missing_ok=True)
                 elif path.name == UNFINISHED:
                     shutil.rmtree(path, ignore_errors=True)
@@ -522,6 +561,14 @@ class DiskStore:
             high = min((low // CHUNK_TOKENS + 1) * CHUNK_TOKENS, stop)
             yield chunk_of(mapped[low:high].unsqueeze(0), None, low, self.storage)
             low = high
+
+    @property
+    def kv_heads(self) -> int:
+        return self._shape[1]
+
+    def gather(self, layer: int, head: int, tokens: Tensor) -> Tensor:
+        """See `KVStore.gather`; only the pages that hold the records are read."""
+        return self._mapped(layer)[:, :, head][tokens.to("cpu")]
 
     def _mapped(self, layer: int) -> Tensor:
         found = self._maps.get(layer)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -122,6 +123,26 @@ class RamStore:
                     allowed = torch.from_numpy(mask[:, low:high]).to(self.device)
                 yield chunk_of(block[layer][:, low:high], allowed, at + low, self.storage)
             at += used
+
+    @property
+    def kv_heads(self) -> int:
+        return self.shape[1]
+
+    def gather(self, layer: int, head: int, tokens: Tensor) -> Tensor:
+        """See `KVStore.gather`."""
+        assert self._rows == 1, "records of one text"
+        tokens = tokens.to(self.device)
+        if len(self._blocks) == 1:
+            return self._blocks[0][layer][0, :, :, head][tokens]
+        out = torch.empty(len(tokens), self.shape[0], self.shape[2], dtype=self.storage.element, device=self.device)
+        ordered, order = tokens.sort()
+        ends = torch.arange(1, len(self._blocks) + 1, device=self.device) * self.block_tokens
+        bounds = [0, *torch.searchsorted(ordered, ends).tolist()]
+        for number, (low, high) in enumerate(pairwise(bounds)):
+            if low < high:
+                inside = ordered[low:high] - number * self.block_tokens
+                out[order[low:high]] = self._blocks[number][layer][0, :, :, head][inside]
+        return out
 
     def row_mask(self) -> np.ndarray | None:
         """bool (R, tokens): which records each row really has; None: all."""

@@ -18,7 +18,7 @@ from longfocus.attention.context import LocalWindow
 from longfocus.memory.context import MemoryContext
 from longfocus.memory.contract import KVChunk, chunk_of
 from longfocus.memory.dense import Scratch
-from longfocus.memory.exact import attend_top_k
+from longfocus.memory.exact import attend_top_k, best_keys, queries_at_once
 from longfocus.memory.storage import StorageDtype
 
 
@@ -41,19 +41,23 @@ class WindowsContext:
             before: what the first window sees, None: nothing.
             storage: how records are written; windows see those of the others as they will be read back.
             check: told each layer's records before they are written, to refuse what cannot be.
-            retrieval: `dense` or `exact` (top-k).
-            k: keys per query and head for `exact`.
+            retrieval: `dense`, `exact` (top-k) or `approximate`: as `before` has it, and exact among the windows; within a
+                `span` it is dense.
+            k: keys per query and head for top-k.
             scratch: buffers.
             span: each window sees only this many of the nearest records; None: all.
         """
         self.before, self.storage, self.check, self.span = before, storage, check, span
-        self.retrieval, self.k, self.scratch = retrieval, k, scratch
+        self.retrieval = "dense" if retrieval == "approximate" and span is not None else retrieval
+        self.k, self.scratch = k, scratch
         self.records: dict[int, Tensor] = {}
         """The pass's own, by layer: (1, R * T, 2, Hkv, elements) as stored."""
 
     def join(self, layer: int, window: LocalWindow, *, scale: float, softcap: float | None) -> Tensor:
         """See `AdditionalContext.join`; rows of the window are the text's windows in order."""
         own = self._write(layer, window)
+        if self.retrieval == "approximate":
+            return self._approximately(layer, window, own, scale, softcap)
         chunks = [*(self.before.chunks(layer) if self.before is not None else ()), own]
         rows, _, tokens, _ = window.query.shape
         stop = sum(chunk.keys.shape[2] for chunk in chunks) - rows * tokens
@@ -69,6 +73,34 @@ class WindowsContext:
             parts = self._dense(queries, chunks, seen, scale, softcap)
         locally = zip(out.split(1), lse.split(1), strict=True)
         return torch.cat([merge((local, *part))[0] for local, part in zip(locally, parts, strict=True)])
+
+    def _approximately(
+        self, layer: int, window: LocalWindow, own: KVChunk, scale: float, softcap: float | None
+    ) -> Tensor:
+        """The k best of what was before, by its search, and of the windows before each, exactly."""
+        tokens = window.query.shape[2]
+        out, lse = window.attend(scale=scale, softcap=softcap)
+        joined = []
+        for row, query in enumerate(window.outer_query.split(1)):
+            earlier = list(_between([own], 0, row * tokens))
+            at_once = queries_at_once(query, earlier) or tokens
+            if self.before is not None:
+                at_once = min(at_once, self.before.queries_at_once(layer, query))
+            parts = []
+            for some in query.split(at_once, 2):
+                best = best_keys(some, earlier, k=self.k, scale=scale, softcap=softcap, scratch=self.scratch)
+                if self.before is not None:
+                    before = self.before.best(layer, some, scale=scale, softcap=softcap)
+                    best = before.join(best, self.k) if before is not None else best
+                if best is not None:
+                    parts.append(best.attention(some))
+            local = out[row : row + 1], lse[row : row + 1]
+            if parts:
+                local = merge(
+                    (local, (torch.cat([one for one, _ in parts], 2), torch.cat([one for _, one in parts], 2)))
+                )
+            joined.append(local[0])
+        return torch.cat(joined)
 
     def _write(self, layer: int, window: LocalWindow) -> KVChunk:
         """The windows' records as stored, one after another."""

@@ -341,11 +341,15 @@ class FocusCache(Cache):
         if (shared is None or not shared.tokens) and (own is None or not own.tokens):
             return None
         config = self.focus.config
+        if config.retrieval == "approximate" and span is None and shared is not None and shared.search is None:
+            assert self.memory is not None
+            shared.search = self.memory.search(tuple(shared.pieces()))
         return MemoryContext(
             shared,
             own,
             retrieval=config.retrieval,
             k=config.k,
+            rerank=config.rerank,
             scratch=self._scratch,
             span=span,
             recorder=self.recorder,

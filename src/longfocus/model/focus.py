@@ -11,6 +11,7 @@ from longfocus.config import FocusConfig
 from longfocus.errors import ConfigError
 from longfocus.memory.fingerprint import model_fingerprint
 from longfocus.memory.geometry import MemoryGeometry
+from longfocus.memory.quantiser import require_faiss
 from longfocus.memory.ram import RamStore
 from longfocus.memory.storage import StorageDtype, storage_dtype
 from longfocus.model.families import Anatomy
@@ -24,7 +25,7 @@ class Focus:
         """
         Raises:
             UnsupportedModelError: the model's family cannot carry memory layers.
-            ConfigError: the options do not fit the model.
+            ConfigError: the options do not fit the model, or need a library that is not installed.
         """
         self.anatomy = Anatomy(model)
         self.config = config.resolve(self.anatomy.num_layers, self.anatomy.longest_window)
@@ -38,6 +39,8 @@ class Focus:
                     f"{self.config.window_tokens}, so tokens between would be lost. Choose a window of at most {sliding}"
                     + (f", or layers among {full}." if full else ".")
                 )
+        if self.config.retrieval == "approximate":
+            require_faiss()
         unfit = self.storage.why_not(self.anatomy.head_dim)
         if unfit is not None:
             raise ConfigError(f"memory_dtype: {unfit}.")

@@ -1,0 +1,35 @@
+"""`longfocus index`: index a saved memory for approximate search. Loads no model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+EPILOG = """Examples:
+
+  longfocus index project.memory
+
+Remembering does this by itself for memories of more than 131,072 tokens, and for those that have an index. Needs faiss: pip install 'longfocus[approximate]'. The index is a file beside the memory's; without it, or where it is damaged or behind, answers are the same and come later.
+"""
+
+
+def index(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A saved memory.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")] = False,
+) -> None:
+    """Index a memory, so that ask and chat search it approximately without indexing it each time."""
+    from longfocus.memory.approximate import TRAIN_TOKENS
+    from longfocus.memory.memory import Memory
+
+    with Memory.open(folder, writable=True) as memory:
+        encoded = memory.update_index()
+        covered = memory.indexed_tokens
+        if as_json:
+            print(json.dumps({"tokens": memory.extent, "indexed_tokens": covered, "encoded_tokens": encoded}))
+        elif not covered:
+            print(f"{folder}: {memory.tokens:,} tokens need no index; it begins at {TRAIN_TOKENS:,}.")
+        else:
+            print(f"{folder}: {encoded:,} tokens indexed, {covered:,} of {memory.extent:,} together.")
