@@ -21,7 +21,7 @@ def main() -> None:
     lines = [json.loads(line) for line in file.read_text("utf-8").splitlines()]
     lines = [line for line in lines if "loss" in line]
     made, axes, pyplot = common.figure(3)
-    names = sorted({name for line in lines for name in line})
+    names = sorted({name for line in lines for name in line}, key=lambda name: (len(name), name))
     panels = (
         ("Loss, all rows", ["loss"]),
         ("Positive attention mass, by layer", [name for name in names if name.startswith("positive_mass_")]),
