@@ -10,10 +10,11 @@ from typing import Any
 import torch
 
 from longfocus.errors import ConfigError
-from longfocus.model.attach import detach
+from longfocus.model.attach import attach, detach
 from longfocus.model.load import load
 from longfocus.training import parts
-from longfocus.training.recipes import Long, Lora, Recipe
+from longfocus.training.recipes import Long, Lora, Recipe, Scratch
+from longfocus.training.scratch import add_temperatures, new_model
 
 Announce = Callable[[str], None]
 
@@ -27,11 +28,16 @@ def build_model(recipe: Recipe, announce: Announce = lambda text: None, *, froze
     Raises:
         ModelNotFoundError, UnsupportedModelError, ConfigError: as `load`, or nothing is left to train.
     """
-    model = load(recipe.model, dtype=torch.float32, announce=announce, **recipe.focus)
+    if isinstance(recipe.model, Scratch):
+        model = attach(new_model(recipe.model, recipe.run.seed), recipe.focus_config)
+    else:
+        model = load(recipe.model, dtype=torch.float32, announce=announce, **recipe.focus)
     layers = model.focus.config.layers
     if recipe.method == "long":
         assert recipe.long is not None
         model = _plain_model(model, recipe.long)
+    if isinstance(recipe.model, Scratch) and recipe.model.temperature:
+        add_temperatures(model, layers)
     names = parts.select(model, recipe.train, layers)
     if recipe.train.lora is not None:
         model = with_lora(model, recipe.train.lora, names)

@@ -17,6 +17,7 @@ from longfocus.model.weights import save_weights
 from longfocus.training import parts
 from longfocus.training.build import build_model
 from longfocus.training.recipes import Recipe
+from longfocus.training.scratch import fold_temperatures
 from longfocus.training.trainer import WEIGHTS, CrossbatchTrainer, checkpoints
 
 RECIPE, LOG, RESULT = "recipe.yaml", "log.jsonl", "result.json"
@@ -43,8 +44,9 @@ def prepare(output: Path, recipe: Recipe, fresh: bool, *, main: bool) -> Path | 
         TrainingError: the folder belongs to another recipe, or cannot be written.
     """
     file = output / RECIPE
-    source, result = Path(recipe.model).absolute(), (output / "model").absolute()
-    if source == result or result in source.parents:
+    result = (output / "model").absolute()
+    source = Path(recipe.model).absolute() if isinstance(recipe.model, str) else None
+    if source is not None and (source == result or result in source.parents):
         raise ConfigError(
             f"run.output: {output} given, but the result would take the place of {source}, which is the model that is "
             "trained. Name another folder."
@@ -106,6 +108,7 @@ def save_result(trainer: CrossbatchTrainer, tokenizer: Any, recipe: Recipe, outp
 
 def _save_model(model: Any, recipe: Recipe, folder: Path) -> None:
     lora = recipe.train.lora
+    fold_temperatures(model)
     if any(weight.dtype != torch.float32 for weight in model.parameters()):
         trained = parts.trained_weights(model)
         model = build_model(recipe)  # what was not trained, as it was
@@ -113,7 +116,7 @@ def _save_model(model: Any, recipe: Recipe, folder: Path) -> None:
             for name, weight in parts.trained_weights(model).items():
                 weight.copy_(trained[name])
     focus = getattr(model, "focus", None)
-    about = {"base": recipe.model}
+    about = {"base": recipe.model_name}
     if focus is not None:
         about["longfocus"] = json.dumps(focus.config.to_dict())
     if lora is not None and lora.merge:

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
 from longfocus.config import FocusConfig
 from longfocus.crossbatch.plan import NAMED_MIXES, Choice, Mix, Share, check_mix, documents
 from longfocus.crossbatch.schedules import ByAccuracy, Drawn, Schedule, Switched, constant
+from longfocus.data.dictionary import DictionaryFormat
 from longfocus.data.source_spec import SourceSpec
 from longfocus.errors import ConfigError
 from longfocus.settings import apply_change, load_yaml, validated
@@ -30,6 +31,50 @@ class _Part(BaseModel):
     """A section of a recipe."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+
+class Scratch(_Part):
+    """A model that begins from drawn weights: an ordinary `transformers` Llama (`training.scratch`)."""
+
+    layers: Positive
+    hidden: Positive
+    """Width of the residual stream."""
+    heads: Positive
+    """Query heads; hidden / heads is the width of one."""
+    kv_heads: Positive | None = None
+    """Heads of keys and values. None: as many."""
+    intermediate: Positive
+    """Width inside the gated MLP."""
+    tokenizer: str = "bytes"
+    """bytes: a text's UTF-8 bytes. ids: made-up data without text, each id written as its number. Else the tokenizer of
+    a folder, a hub id, "default-base"."""
+    vocabulary: Positive | None = None
+    """Token ids. None: those of the tokenizer; must be given for `ids`."""
+    longest: Positive = 2048
+    """Positions that the config names; nothing is allocated for them."""
+    rope_base: Annotated[float, Field(gt=1)] = 10_000.0
+    tie: bool = True
+    """Head and embeddings are one matrix."""
+    temperature: bool = False
+    """Learn a temperature for each head of the memory layers (the paper's models from scratch). It scales the head's queries,
+    so the result has it folded into q_proj and stays an ordinary checkpoint."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> Scratch:
+        if self.hidden % (2 * self.heads):
+            raise ValueError(f"heads: {self.heads} given, expected heads of an even width in hidden ({self.hidden})")
+        if self.kv_heads is not None and self.heads % self.kv_heads:
+            raise ValueError(f"kv_heads: {self.kv_heads} given, expected a divisor of heads ({self.heads})")
+        if self.tokenizer == "ids" and self.vocabulary is None:
+            raise ValueError("vocabulary: missing; tokenizer: ids has none of its own")
+        return self
+
+
+def _model_form(value: Any) -> str:
+    return "name" if isinstance(value, str) else "scratch"
+
+
+ModelSpec = Annotated[Annotated[str, Tag("name")] | Annotated[Scratch, Tag("scratch")], Discriminator(_model_form)]
 
 
 class DocumentsMix(_Part):
@@ -211,6 +256,31 @@ class RetrievalSource(_Part):
         return self
 
 
+class DictionarySource(_Part):
+    """Made-up dictionaries and questions about them, in token ids (`longfocus.data.dictionary`); the loss is taken on answers
+    only."""
+
+    kind: Literal["dictionary"]
+    name: str = "dictionary"
+    share: Annotated[float, Field(gt=0)] = 1.0
+    symbols: Annotated[int, Field(ge=2)] = 60
+    """Ids that keys and values are made of; four special ones follow them."""
+    key_tokens: Positive = 4
+    value_tokens: Positive = 4
+    window: Positive = 256
+    """Tokens of the definitions, and of the questions; a document is both."""
+
+    @property
+    def form(self) -> DictionaryFormat:
+        """How records are written."""
+        return DictionaryFormat(self.symbols, self.key_tokens, self.value_tokens, 0, self.window)
+
+    @model_validator(mode="after")
+    def _possible(self) -> DictionarySource:
+        _ = self.form
+        return self
+
+
 class TextSource(_Part):
     """Documents of files or of a hub dataset (`longfocus.data.source_spec`)."""
 
@@ -250,7 +320,7 @@ class TextSource(_Part):
 class Data(_Part):
     """What is read, in which shares of tokens."""
 
-    sources: Annotated[list[TextSource | RetrievalSource], Field(min_length=1)]
+    sources: Annotated[list[TextSource | RetrievalSource | DictionarySource], Field(min_length=1)]
     join_below: Annotated[int, Field(ge=0)] = 0
     """A document with fewer tokens is joined with the next ones of its source."""
     separator: str = "\n\n"
@@ -322,8 +392,9 @@ class Run(_Part):
 class Recipe(_Part):
     """A whole run."""
 
-    model: str = "default-base"
-    """Folder, hub id, "default-base" for the model that comes along, or "default" to train its fine-tune further."""
+    model: ModelSpec = "default-base"
+    """Folder, hub id, "default-base" for the model that comes along, or "default" to train its fine-tune further; or the
+    shape of a model to train from scratch (layers, hidden, heads, …)."""
     method: Literal["crossbatch", "long"] = "crossbatch"
     """crossbatch: the Focused Transformer's training. long: ordinary long-context fine-tuning (a baseline)."""
     focus: dict[str, Any] = {}
@@ -342,7 +413,44 @@ class Recipe(_Part):
         FocusConfig.from_dict(self.focus)
         if getattr(self, self.method) is None:
             raise ValueError(f"method: {self.method!r} given, expected a section of that name too")
+        if isinstance(self.model, Scratch):
+            self._from_scratch(self.model)
+        for source in self.data.sources:
+            if isinstance(source, DictionarySource):
+                self._with_dictionary(source)
         return self
+
+    def _from_scratch(self, model: Scratch) -> None:
+        if self.train.what != "all" or self.train.names is not None or self.train.lora is not None:
+            raise ValueError("train: a model from scratch is trained whole; give what: all, without names and lora")
+        self.focus_config.resolve(model.layers, model.longest)
+        if model.temperature and self.method == "long":
+            raise ValueError("model.temperature: given with method: long, which has no memory layers")
+
+    def _with_dictionary(self, source: DictionarySource) -> None:
+        form, model = source.form, self.model
+        if not isinstance(model, Scratch) or model.tokenizer != "ids" or (model.vocabulary or 0) < form.vocabulary:
+            raise ValueError(
+                f"data: {source.name} is made of {form.vocabulary} ids and no text; give a model from scratch with tokenizer: ids "
+                f"and vocabulary: {form.vocabulary} or more"
+            )
+        if self.method == "long":
+            assert self.long is not None
+            if self.long.tokens != 2 * form.window:
+                raise ValueError(
+                    f"long.tokens: {self.long.tokens} given, expected a document of {2 * form.window} tokens"
+                )
+        elif self.focus_config.window != form.window:
+            raise ValueError(
+                f"focus.window: {self.focus_config.window} given, expected {source.name}'s window, {form.window}"
+            )
+
+    @property
+    def model_name(self) -> str:
+        """What messages call the model."""
+        if isinstance(self.model, str):
+            return self.model
+        return f"a new Llama of {self.model.layers} layers and width {self.model.hidden}"
 
     @property
     def focus_config(self) -> FocusConfig:

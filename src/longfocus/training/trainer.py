@@ -30,6 +30,7 @@ from longfocus.errors import TrainingError
 from longfocus.model.weights import load_weights, save_weights
 from longfocus.training import parts
 from longfocus.training.recipes import Recipe
+from longfocus.training.scratch import TEMPERATURE
 from longfocus.training.stream import Batches
 
 WEIGHTS = "trained.safetensors"
@@ -77,6 +78,10 @@ class CrossbatchTrainer(Trainer):
         if self.args.world_size > 1:
             total = self.accelerator.gather(total).sum()
         return total.clamp(min=1)
+
+    def get_decay_parameter_names(self, model: Any) -> list[str]:
+        """As ever, without temperatures."""
+        return [name for name in super().get_decay_parameter_names(model) if TEMPERATURE not in name]
 
     # -- loss --------------------------------------------------------------------------------------------
 

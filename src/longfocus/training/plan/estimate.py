@@ -113,7 +113,7 @@ def plan(
     tokens_per_s = devices * step.targets / seconds
     each = step.targets
     return Plan(
-        model=recipe.model,
+        model=recipe.model_name,
         method=recipe.method,
         weights=shape.weights,
         trained=shape.trained,
