@@ -124,19 +124,19 @@ def test_loss_is_taken_on_answers_only_and_on_each_of_them() -> None:
 
 
 def test_interrupted_anywhere_it_goes_on_to_the_same_ordinary_checkpoint(tmp_path: Path) -> None:
-    class Killed(Exception):
+    class KilledError(Exception):
         pass
 
     def killing(step: int) -> Any:
         def announce(text: str) -> None:
             if text.startswith(f"step {step}/"):
-                raise Killed
+                raise KilledError
 
         return announce
 
     unbroken = run(_of(tmp_path / "whole"))
     for step in (2, 4):
-        with pytest.raises(Killed):
+        with pytest.raises(KilledError):
             run(_of(tmp_path / "broken"), announce=killing(step))
         assert checkpoints(tmp_path / "broken")
     assert run(_of(tmp_path / "broken")).steps == unbroken.steps == 6

@@ -54,8 +54,7 @@ def prepare(output: Path, recipe: Recipe, fresh: bool, *, main: bool) -> Path | 
     try:
         found = [] if fresh else checkpoints(output)
         if file.is_file() and found:
-            changed = differences(Recipe.read(file).model_dump(), recipe.model_dump())
-            changed = [name for name in changed if not name.startswith(_MAY_CHANGE)]
+            changed = _changed(file, recipe)
             if changed:
                 raise TrainingError(
                     f"{output} holds a run with other settings ({', '.join(changed[:5])}). Name another run.output, "
@@ -72,6 +71,18 @@ def prepare(output: Path, recipe: Recipe, fresh: bool, *, main: bool) -> Path | 
     except OSError as error:
         raise TrainingError(f"{output} cannot be written: {error.strerror or error}.") from error
     return found[-1] if found else None
+
+
+def is_finished(output: Path, recipe: Recipe) -> bool:
+    """Whether a run of this recipe has come to its end there."""
+    whole = (output / RESULT).is_file() and (output / "model").is_dir() and (output / RECIPE).is_file()
+    return whole and not _changed(output / RECIPE, recipe)
+
+
+def _changed(file: Path, recipe: Recipe) -> list[str]:
+    """What decides the result and is not as in a written recipe."""
+    changed = differences(Recipe.read(file).model_dump(), recipe.model_dump())
+    return [name for name in changed if not name.startswith(_MAY_CHANGE)]
 
 
 def differences(one: Any, two: Any, name: str = "") -> list[str]:
