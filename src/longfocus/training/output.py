@@ -12,10 +12,11 @@ import torch
 
 from longfocus.errors import ConfigError, TrainingError
 from longfocus.files import write_whole
+from longfocus.model.gates import settle_gates
 from longfocus.model.load import ADAPTER_NOTE
 from longfocus.model.weights import save_weights
 from longfocus.training import parts
-from longfocus.training.build import build_model
+from longfocus.training.build import build_model, without_memory
 from longfocus.training.recipes import Recipe
 from longfocus.training.scratch import fold_temperatures
 from longfocus.training.trainer import WEIGHTS, CrossbatchTrainer, checkpoints
@@ -119,13 +120,16 @@ def save_result(trainer: CrossbatchTrainer, tokenizer: Any, recipe: Recipe, outp
 
 def _save_model(model: Any, recipe: Recipe, folder: Path) -> None:
     lora = recipe.train.lora
-    fold_temperatures(model)
     if any(weight.dtype != torch.float32 for weight in model.parameters()):
         trained = parts.trained_weights(model)
         model = build_model(recipe)  # what was not trained, as it was
         with torch.no_grad():
             for name, weight in parts.trained_weights(model).items():
                 weight.copy_(trained[name])
+    fold_temperatures(model)
+    settle_gates(model)
+    if recipe.method == "transformer_xl":
+        model = without_memory(model)
     focus = getattr(model, "focus", None)
     about = {"base": recipe.model_name}
     if focus is not None:

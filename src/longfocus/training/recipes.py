@@ -191,6 +191,32 @@ class Long(_Part):
     rope: Rope | None = None
 
 
+class Memorizing(_Part):
+    """Memorizing Transformer (a baseline): memory layers see earlier windows of their document as they were computed when it
+    was their turn, without gradient. One new window of each place a step."""
+
+    places: Positive = 4
+    """Documents side by side, in each process."""
+    memory: Positive = 2048
+    """Tokens of each place that are remembered."""
+    k: Positive | None = 32
+    """Keys per query and head. None: all that are remembered."""
+    combine: Literal["concatenation", "gate"] = "concatenation"
+    """concatenation: one softmax over window and memory. gate: a learned share for each head (`longfocus.model.gates`)."""
+    gate_bias: float = 0.0
+    """Every head's share is sigmoid of this at first."""
+
+
+class TransformerXL(_Part):
+    """Transformer-XL (a baseline): all layers see the window before, without gradient, at its true distance. One new window of
+    each place a step; the result is a plain model."""
+
+    places: Positive = 4
+    """Documents side by side, in each process."""
+    cache: Positive | None = None
+    """Tokens that are carried on. None: one window."""
+
+
 class Lora(_Part):
     """Low-rank adapters through peft."""
 
@@ -395,12 +421,15 @@ class Recipe(_Part):
     model: ModelSpec = "default-base"
     """Folder, hub id, "default-base" for the model that comes along, or "default" to train its fine-tune further; or the
     shape of a model to train from scratch (layers, hidden, heads, …)."""
-    method: Literal["crossbatch", "long"] = "crossbatch"
-    """crossbatch: the Focused Transformer's training. long: ordinary long-context fine-tuning (a baseline)."""
+    method: Literal["crossbatch", "long", "memorizing", "transformer_xl"] = "crossbatch"
+    """crossbatch: the Focused Transformer's training. Baselines: long: ordinary long-context fine-tuning; memorizing:
+    Memorizing Transformer; transformer_xl: Transformer-XL."""
     focus: dict[str, Any] = {}
     """FocusConfig: memory_layers, window, …"""
     crossbatch: Crossbatch | None = None
     long: Long | None = None
+    memorizing: Memorizing | None = None
+    transformer_xl: TransformerXL | None = None
     train: Train = Train()
     data: Data
     optimizer: Optimizer
@@ -424,8 +453,8 @@ class Recipe(_Part):
         if self.train.what != "all" or self.train.names is not None or self.train.lora is not None:
             raise ValueError("train: a model from scratch is trained whole; give what: all, without names and lora")
         self.focus_config.resolve(model.layers, model.longest)
-        if model.temperature and self.method == "long":
-            raise ValueError("model.temperature: given with method: long, which has no memory layers")
+        if model.temperature and self.method in ("long", "transformer_xl"):
+            raise ValueError(f"model.temperature: given with method: {self.method}, which has no memory layers")
 
     def _with_dictionary(self, source: DictionarySource) -> None:
         form, model = source.form, self.model
@@ -457,14 +486,23 @@ class Recipe(_Part):
         """The options of the focused model."""
         return FocusConfig.from_dict(self.focus)
 
+    @property
+    def carried_places(self) -> int:
+        """Places of the methods that carry windows on."""
+        part = self.memorizing if self.method == "memorizing" else self.transformer_xl
+        assert part is not None
+        return part.places
+
     def tokens_per_step(self, window: int, processes: int = 1) -> int:
         """New tokens of an optimizer step, when no row is padded."""
         if self.method == "long":
             assert self.long is not None
             rows = self.long.rows * self.long.tokens
-        else:
+        elif self.method == "crossbatch":
             assert self.crossbatch is not None
             rows = self.crossbatch.places * self.crossbatch.stride_windows * window
+        else:
+            rows = self.carried_places * window
         return rows * self.run.gradient_accumulation * processes
 
     def steps(self, window: int, processes: int = 1) -> int:

@@ -70,7 +70,7 @@ def run(recipe: Recipe, *, announce: Announce = lambda text: None, progress: Any
     products = precision(recipe.run.precision, recipe.run.device)
     model = build_model(recipe, announce, frozen=torch.float32 if sharded else products)
     tokenizer = recipe_tokenizer(recipe)
-    window = model.focus.config.window_tokens if recipe.method == "crossbatch" else 0
+    window = model.focus.config.window_tokens if recipe.method != "long" else 0
     mixture = open_mixture(
         recipe.data,
         tokenizer,

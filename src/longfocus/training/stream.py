@@ -124,6 +124,15 @@ class Batches(IterableDataset):
             self.stream = WindowStream(
                 mixture, places=recipe.long.rows, window=recipe.long.tokens, windows_per_step=1, stride=1
             )
+        elif recipe.method != "crossbatch":
+            self.stream = WindowStream(
+                mixture,
+                places=recipe.carried_places,
+                window=window,
+                windows_per_step=1,
+                stride=1,
+                whole_documents=recipe.data.strict,
+            )
         else:
             assert recipe.crossbatch is not None
             part = recipe.crossbatch
