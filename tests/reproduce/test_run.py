@@ -12,31 +12,31 @@ from typing import Any
 
 import pytest
 
-from longfocus.errors import ConfigError, TrainingError
+from longfocus.errors import ConfigError, InputError, TrainingError
 from longfocus.reproduce import EXPERIMENTS, find_experiment
 from longfocus.reproduce.experiment import SCALES, Experiment, Scale
 from longfocus.reproduce.run import check, recipes_of, reproduce, scale_of
+from longfocus.tasks import find_task
+from longfocus.tasks.texts import Texts
 
 ALL = [(name, scale) for name in EXPERIMENTS for scale in SCALES]
 
 
-def _shrunk(experiment: Experiment, *, steps: int = 3, seeds: int = 1) -> Experiment:
-    """The smoke scale with so few steps that only the way is tested."""
+def _shrunk(experiment: Experiment, *, steps: int = 3, lines: int | None = None, **options: Any) -> Experiment:
+    """The smoke scale with so few steps, and maybe so few lines, that only the way is tested."""
 
     def scale(name: str, texts: Path) -> Scale:
         smoke = experiment.scale("smoke", texts)
-        lines = []
-        for line in smoke.lines:
+        kept = []
+        for line in smoke.lines[:lines]:
             recipe = {**line.recipe, "run": {**line.recipe["run"], "steps": steps, "save_every": 1, "log_every": 1}}
-            lines.append(dataclasses.replace(line, recipe=recipe))
-        return dataclasses.replace(
-            smoke, lines=lines, seeds=seeds, options={**smoke.options, "lengths": [32, 64], "samples": 4}
-        )
+            kept.append(dataclasses.replace(line, recipe=recipe))
+        return dataclasses.replace(smoke, lines=kept, seeds=1, options={**smoke.options, **options})
 
     return dataclasses.replace(experiment, scale=scale)
 
 
-DICTIONARY = _shrunk(find_experiment("dictionary"))
+DICTIONARY = _shrunk(find_experiment("dictionary"), lengths=[32, 64], samples=4)
 
 
 def _results(folder: Path) -> dict[str, Any]:
@@ -127,6 +127,51 @@ def test_interrupted_in_training_and_in_measuring_it_goes_on_to_the_same_results
     mine, other = _results(tmp_path), _results(whole)
     for name in ("numbers", "claims", "trained"):
         assert mine[name] == other[name], name
+
+
+def test_experiments_on_texts_share_the_models_that_they_have_in_common(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two experiments with the line d = 8, on texts of one's own; the second one only measures it."""
+    monkeypatch.setenv("LONGFOCUS_CACHE", str(tmp_path / "cache"))
+    for number in range(4):
+        (tmp_path / f"texts/{number}").mkdir(parents=True)
+        (tmp_path / f"texts/{number}/a.txt").write_text(f"Text {number} says this and that. " * 40, "utf-8")
+
+    def only_d8(name: str, **options: Any) -> Experiment:
+        found = _shrunk(find_experiment(name), steps=2, **options)
+
+        def scale(name: str, texts: Path) -> Scale:
+            whole = found.scale(name, texts)
+            return dataclasses.replace(whole, lines=[line for line in whole.lines if line.name == "lm-d8"])
+
+        return dataclasses.replace(found, scale=scale)
+
+    told: list[str] = []
+    given: dict[str, Any] = {"own_texts": {"books": str(tmp_path / "texts")}, "announce": told.append}
+    one = reproduce(only_d8("distraction"), "smoke", tmp_path / "out", **given)
+    two = reproduce(only_d8("multidoc", tokens=60, settings=["multi"]), "smoke", tmp_path / "out", **given)
+    assert [text for text in told if text.startswith("Training lm")] == ["Training lm-d8, seed 0 …"]
+    assert [number.x for number in one.numbers] == [1, 2, 4]
+    assert one.numbers[0].value == pytest.approx(1.0, abs=1e-6), "one document has all of the mass"
+    assert 0 < one.numbers[2].value < one.numbers[1].value < 1
+    assert [number.x for number in two.numbers] == [0, 64, 128] and all(n.value > 1 for n in two.numbers)
+
+
+def test_texts_that_are_missing_are_said_before_anything_is_trained(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"books/test\.jsonl\.gz is not there"):
+        reproduce(find_experiment("distraction"), "smoke", tmp_path / "out", data=tmp_path)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_the_figures_axis_and_measure_are_the_tasks(name: str) -> None:
+    experiment = find_experiment(name)
+    kind = find_task(experiment.task)
+    task = kind(kind.Options(**scale_of(experiment, "smoke", Path("texts")).options), Texts())
+    assert experiment.axis in task.axes and {*experiment.where} <= {*task.axes}
+    (measure,) = (measure for measure in task.measures if measure.name == experiment.measure)
+    assert (measure.kind == "share") == experiment.share
 
 
 def test_models_of_another_recipe_are_not_taken_for_ones_own(whole: Path) -> None:

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 EXPERIMENTS = {
     "dictionary": "longfocus.reproduce.dictionary:EXPERIMENT",
+    "distraction": "longfocus.reproduce.distraction:EXPERIMENT",
+    "multidoc": "longfocus.reproduce.multidoc:EXPERIMENT",
 }
 """Name -> module:object, in the order of `longfocus reproduce --list`."""
 

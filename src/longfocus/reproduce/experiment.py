@@ -108,5 +108,3 @@ class Experiment:
     claims: Sequence[Claim]
     where: Mapping[str, str] = field(default_factory=dict)
     """Rows of the task with these values are the figure's."""
-    needs_texts: bool = False
-    """Training and evaluation read texts of the folder of data sets."""

@@ -116,7 +116,9 @@ def reproduce(
     seeds = scale.seeds if seeds is None else seeds
     recipes = recipes_of(scale_name, scale, seeds, folder / MODELS)
     texts = Texts(data, own_texts)
-    _task(experiment, scale, texts)  # what is wrong in its options shows before anything is trained
+    _task(experiment, scale, texts)  # what is wrong in its options, or missing, shows before anything is trained
+    for part in scale.options.get("texts", ()):
+        texts.documents(part)
     own = folder / f"{experiment.name}-{scale_name}"
     report = Report(experiment, scale_name, scale, seeds, own)
     for (name, seed), recipe in recipes.items():
@@ -176,5 +178,5 @@ def _collect(report: Report, line: Line, seed: int, results: Results) -> None:
 def _trained(name: str, seed: int, output: Path) -> Trained:
     about = json.loads((output / RESULT).read_text("utf-8"))
     logs = [json.loads(text) for text in (output / LOG).read_text("utf-8").splitlines()]
-    last = next((log for log in reversed(logs) if "loss" in log), {})
+    last: dict[str, Any] = next((log for log in reversed(logs) if "loss" in log), {})
     return Trained(name, seed, about["steps"], about["tokens"], last.get("loss"), last.get("accuracy"))
