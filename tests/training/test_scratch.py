@@ -190,6 +190,14 @@ def test_a_plan_counts_a_model_from_scratch() -> None:
         ({"model": {**TINY, "vocabulary": None}}, "vocabulary: missing; tokenizer: ids"),
         ({"model": {**TINY, "hiden": 3}}, "hiden is not a key here. Did you mean 'hidden'"),
         ({"model": {**TINY, "layers": 0}}, "layers: 0 given"),
+        (
+            {"data": {"sources": [{"kind": "dictionary", "symbls": 3}]}},
+            r"^recipe: data.sources.0.dictionary.symbls is not a key here. Did you mean 'symbols'\? Known: kind, name, share, symbols[^;]*$",
+        ),
+        (
+            {"data": {"sources": [{"kind": "dictionary", "symbols": 3, "key_tokens": 1}]}},
+            "3 symbols make 3 keys, but one window defines 36",
+        ),
         ({"train": {"what": "memory_attention"}}, "trained whole; give what: all"),
         ({"focus": {"memory_layers": [3], "window": 32}}, "memory_layers: .3. given, expected indices from 0 to 2"),
         ({"focus": {"memory_layers": [1], "window": 64}}, "focus.window: 64 given, expected dictionary's window, 32"),

@@ -343,10 +343,23 @@ class TextSource(_Part):
         return self
 
 
+def _source_form(value: Any) -> str:
+    kind = value.get("kind") if isinstance(value, dict) else getattr(value, "kind", None)
+    return kind if kind in ("retrieval", "dictionary") else "text"
+
+
+Source = Annotated[
+    Annotated[TextSource, Tag("text")]
+    | Annotated[RetrievalSource, Tag("retrieval")]
+    | Annotated[DictionarySource, Tag("dictionary")],
+    Discriminator(_source_form),
+]
+
+
 class Data(_Part):
     """What is read, in which shares of tokens."""
 
-    sources: Annotated[list[TextSource | RetrievalSource | DictionarySource], Field(min_length=1)]
+    sources: Annotated[list[Source], Field(min_length=1)]
     join_below: Annotated[int, Field(ge=0)] = 0
     """A document with fewer tokens is joined with the next ones of its source."""
     separator: str = "\n\n"
