@@ -15,9 +15,11 @@ import pytest
 from longfocus.errors import ConfigError, InputError, TrainingError
 from longfocus.reproduce import EXPERIMENTS, find_experiment
 from longfocus.reproduce.experiment import SCALES, Experiment, Scale
-from longfocus.reproduce.run import check, recipes_of, reproduce, scale_of
+from longfocus.reproduce.run import check, recipes_of, reproduce, scale_of, write_recipes
 from longfocus.tasks import find_task
 from longfocus.tasks.texts import Texts
+from longfocus.training.output import is_finished
+from longfocus.training.recipes import Recipe
 
 ALL = [(name, scale) for name in EXPERIMENTS for scale in SCALES]
 
@@ -177,6 +179,23 @@ def test_the_figures_axis_and_measure_are_the_tasks(name: str) -> None:
 def test_models_of_another_recipe_are_not_taken_for_ones_own(whole: Path) -> None:
     with pytest.raises(TrainingError, match=r"other settings \(run.steps\)"):
         reproduce(_shrunk(find_experiment("dictionary"), steps=4), "smoke", whole)
+
+
+def test_recipes_are_written_for_longfocus_train_and_what_they_gave_is_found(whole: Path, tmp_path: Path) -> None:
+    paths = write_recipes(DICTIONARY, "smoke", whole, tmp_path / "recipes")
+    assert [path.name for path in paths] == ["fot-smoke-seed0.yaml", "plain-smoke-seed0.yaml"]
+    for path in paths:
+        recipe = Recipe.read(path)
+        assert is_finished(Path(recipe.run.output), recipe)
+        assert not is_finished(Path(recipe.run.output), Recipe.read(path, ["run.seed=1"]))
+    with pytest.raises(ConfigError, match="cannot be written"):
+        write_recipes(DICTIONARY, "smoke", whole, paths[0])
+
+
+def test_several_processes_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match="write its recipes with --recipes"):
+        reproduce(DICTIONARY, "smoke", tmp_path / "out")
 
 
 @pytest.mark.parametrize(("name", "scale_name"), ALL)

@@ -79,6 +79,12 @@ def test_weights_depend_on_shape_and_seed_only() -> None:
     assert torch.equal(torch.randn(7), torch.randn(7, generator=torch.Generator().set_state(state)))
 
 
+def test_matrices_are_drawn_with_the_deviation_that_is_asked_for() -> None:
+    for deviation in (0.02, 0.3):
+        model = new_model(Scratch(**{**TINY, "hidden": 128, "deviation": deviation}), 0)
+        assert abs(float(model.model.layers[0].mlp.up_proj.weight.detach().std()) / deviation - 1) < 0.05
+
+
 def test_temperatures_scale_the_scores_of_their_heads_and_are_folded_away() -> None:
     model = longfocus.attach(new_model(Scratch(**TINY), 0), memory_layers=(1,), window=8, memory_positions="none")
     for weight in model.parameters():

@@ -21,6 +21,8 @@ EPILOG = """Examples:
 
   longfocus reproduce dictionary --scale paper --check
 
+  longfocus reproduce distraction --scale paper --recipes recipes/distraction
+
 An experiment that was stopped (Ctrl-C, kill, power) goes on where it was when started again.
 """
 
@@ -44,6 +46,15 @@ def reproduce(
     check: Annotated[
         bool, typer.Option("--check", help="Validate the recipes, build the models' shapes, print both, stop.")
     ] = False,
+    recipes: Annotated[
+        Path | None,
+        typer.Option(
+            "--recipes",
+            metavar="FOLDER",
+            help="Write the training recipes there and stop, to be trained by longfocus train (on several GPUs: torchrun); "
+            "later calls find those models.",
+        ),
+    ] = None,
     seeds: Annotated[
         int | None, typer.Option("--seeds", metavar="N", min=1, help="Seeds of each model.  [default: the scale's]")
     ] = None,
@@ -85,6 +96,10 @@ def reproduce(
 
     if check:
         print(json.dumps(run.check(chosen, wanted, data), indent=1))
+        return
+    if recipes is not None:
+        for path in run.write_recipes(chosen, wanted, out, recipes, data=data, seeds=seeds):
+            print(path)
         return
     with tokenising() as progress:
         report = run.reproduce(

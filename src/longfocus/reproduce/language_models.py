@@ -6,7 +6,6 @@ positions and learn a temperature for each head.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -93,13 +92,12 @@ def _sources(scale: str, texts: Path) -> list[dict[str, Any]]:
 
 def recipe(name: str, scale: str, texts: Path) -> dict[str, Any]:
     """The training recipe of a model, without seed and output."""
-    crossbatch: Mapping[str, Any]
     switched = [{"after": 0, "mix": {"d": 2}}, {"after": 0.9, "mix": {"d": _PLACES[scale]}}]
-    crossbatch = {
+    mixes: dict[str, dict[str, Any]] = {
         PLAIN: {"mix": "local"},
         SWITCHED: {"stages": switched},
         **{seeing(d): {"mix": {"d": d}} for d in (1, 2, 4, 8)},
-    }.get(name, {})
+    }
     made: dict[str, Any] = {
         "model": {**_SHAPES[scale], "temperature": True},
         "focus": {
@@ -123,4 +121,4 @@ def recipe(name: str, scale: str, texts: Path) -> dict[str, Any]:
     if name == MEMORIZING:
         part = {"places": _PLACES[scale], "memory": _MEMORY[scale], "k": K[scale]}
         return {**made, "method": "memorizing", "memorizing": part}
-    return {**made, "crossbatch": {"places": _PLACES[scale], "windows_per_step": 2, "stride": 1, **crossbatch}}
+    return {**made, "crossbatch": {"places": _PLACES[scale], "windows_per_step": 2, "stride": 1, **mixes[name]}}

@@ -9,6 +9,7 @@ In the folder: `models/LINE-SCALE-seedN/` (runs of `longfocus train`), and `NAME
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any
 from longfocus.errors import ConfigError
 from longfocus.evaluation.record import Results
 from longfocus.evaluation.run import evaluate
+from longfocus.files import write_whole
 from longfocus.reproduce.claims import Number
 from longfocus.reproduce.experiment import SCALES, Experiment, Line, Scale
 from longfocus.reproduce.page import write
@@ -83,6 +85,37 @@ def check(experiment: Experiment, scale_name: str, data: Path | None = None) -> 
     return found
 
 
+def write_recipes(
+    experiment: Experiment,
+    scale_name: str,
+    folder: Path,
+    to: Path,
+    *,
+    data: Path | None = None,
+    seeds: int | None = None,
+) -> list[Path]:
+    """The training recipes as files for `longfocus train`; `reproduce` with the same folder measures what they gave.
+
+    Args:
+        folder: of all experiments, as for `reproduce`.
+        to: where the files go.
+
+    Raises:
+        ConfigError: a recipe is not valid, or the folder cannot be written.
+    """
+    scale = scale_of(experiment, scale_name, data)
+    made = recipes_of(scale_name, scale, scale.seeds if seeds is None else seeds, folder / MODELS)
+    paths = []
+    try:
+        to.mkdir(parents=True, exist_ok=True)
+        for recipe in made.values():
+            paths.append(to / f"{Path(recipe.run.output).name}.yaml")
+            write_whole(paths[-1], recipe.dump())
+    except OSError as error:
+        raise ConfigError(f"--recipes: {to} cannot be written: {error.strerror or error}.") from error
+    return paths
+
+
 def reproduce(
     experiment: Experiment,
     scale_name: str,
@@ -110,8 +143,14 @@ def reproduce(
         The report; `stopped` after Ctrl-C. Its files are written in both cases.
 
     Raises:
+        ConfigError: several processes run it.
         LongfocusError: as training and evaluating.
     """
+    if int(os.environ.get("WORLD_SIZE", 1)) > 1:
+        raise ConfigError(
+            "reproduce runs in one process; write its recipes with --recipes, train them with torchrun … longfocus train, and then "
+            "call it once more without torchrun."
+        )
     scale = scale_of(experiment, scale_name, data)
     seeds = scale.seeds if seeds is None else seeds
     recipes = recipes_of(scale_name, scale, seeds, folder / MODELS)

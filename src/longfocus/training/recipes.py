@@ -53,6 +53,8 @@ class Scratch(_Part):
     longest: Positive = 2048
     """Positions that the config names; nothing is allocated for them."""
     rope_base: Annotated[float, Field(gt=1)] = 10_000.0
+    deviation: Annotated[float, Field(gt=0)] = 0.02
+    """Standard deviation of the drawn matrices. Narrow models want more, about 1 / sqrt(hidden)."""
     tie: bool = True
     """Head and embeddings are one matrix."""
     temperature: bool = False

@@ -73,6 +73,7 @@ def llama_config(scratch: Scratch) -> Any:
         num_key_value_heads=scratch.kv_heads or scratch.heads,
         max_position_embeddings=scratch.longest,
         rope_parameters={"rope_type": "default", "rope_theta": scratch.rope_base},
+        initializer_range=scratch.deviation,
         tie_word_embeddings=scratch.tie,
         bos_token_id=None,
         eos_token_id=None,
