@@ -332,5 +332,9 @@ def test_a_run_goes_on_with_what_it_carried_and_ends_in_an_ordinary_checkpoint(
 def test_a_baseline_needs_its_section(recipe: Path) -> None:
     with pytest.raises(ConfigError, match="method: 'memorizing' given, expected a section of that name"):
         Recipe.read(recipe, ["method=memorizing"])
+    with pytest.raises(ConfigError, match=r"'gate' given with train\.lora or train\.names"):
+        Recipe.read(recipe, ["method=memorizing", "memorizing={combine: gate}", "train.lora={r: 2}"])
+    with pytest.raises(ConfigError, match="given with method: transformer_xl, whose result is a plain model"):
+        Recipe.read(recipe, ["method=transformer_xl", "transformer_xl={places: 2}", "train.lora={r: 2}"])
     with pytest.raises(ConfigError, match="combine"):
         Recipe.read(recipe, ["method=memorizing", "memorizing={combine: sum}"])

@@ -71,18 +71,17 @@ def loosen_gates(model: Any) -> None:
 
 
 def settle_gates(model: Any) -> None:
-    """Move trained gates from the parameters into the config; the model computes what it did."""
-    anatomy = Anatomy(model)
+    """Move trained gates from the parameters into the config; the model, maybe wrapped by peft, computes what it did."""
     found = {
-        layer: gate.detach().float().tolist()
-        for layer, attention in enumerate(anatomy.attentions)
-        if isinstance(gate := getattr(attention, GATE, None), nn.Parameter)
+        int(module.layer_idx): (module, module._parameters[GATE].detach().float())
+        for module in model.modules()
+        if module._parameters.get(GATE) is not None
     }
+    for module, gate in found.values():
+        delattr(module, GATE)
+        module.register_buffer(GATE, gate, persistent=False)
     if found:
-        for layer in found:
-            delattr(anatomy.attentions[layer], GATE)
-        setattr(model.config, CONFIG_KEY, {str(layer): values for layer, values in found.items()})
-        restore_gates(model)
+        setattr(model.config, CONFIG_KEY, {str(layer): gate.tolist() for layer, (_, gate) in sorted(found.items())})
 
 
 def restore_gates(model: Any) -> None:

@@ -46,12 +46,12 @@ _OPTIONS: dict[str, dict[str, Any]] = {
 }
 _ABOUT = {
     "smoke": "3 layers of width 48, dictionaries of 12 symbols, windows of 32 tokens, 60 steps: shows that it runs",
-    "small": "4 layers of width 128 (0.8M weights), 32 documents of 512 tokens a step, 3,000 steps",
+    "small": "4 layers of width 128 (0.75M weights), 32 documents of 512 tokens a step, 3,000 steps",
     "paper": "12 layers of width 512 (37M weights), 128 documents of 512 tokens a step, 5,000 steps",
 }
 _DEPARTURES = {
     "small": [
-        "0.8M weights instead of 37M, memory layer 2 of 4",
+        "0.75M weights instead of 37M, memory layer 2 of 4",
         "d = 32, each negative counted 4 times, instead of d = 128",
         "3 seeds instead of 10",
         "memory in float16",

@@ -459,6 +459,15 @@ class Recipe(_Part):
             raise ValueError(f"method: {self.method!r} given, expected a section of that name too")
         if isinstance(self.model, Scratch):
             self._from_scratch(self.model)
+        part = self.train.lora is not None or self.train.names is not None
+        if part and self.method == "memorizing" and self.memorizing is not None and self.memorizing.combine == "gate":
+            raise ValueError(
+                "memorizing.combine: 'gate' given with train.lora or train.names, which would not train the gates"
+            )
+        if self.method == "transformer_xl" and self.train.lora is not None:
+            raise ValueError(
+                "train.lora: given with method: transformer_xl, whose result is a plain model; leave it out"
+            )
         for source in self.data.sources:
             if isinstance(source, DictionarySource):
                 self._with_dictionary(source)
