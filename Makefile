@@ -6,7 +6,7 @@ QUIET := PIP_DISABLE_PIP_VERSION_CHECK=1
 export OMP_WAIT_POLICY ?= PASSIVE
 export GOMP_SPINCOUNT ?= 0
 
-.PHONY: help demo test setup setup-dev check types lint nightly bench docs clean
+.PHONY: help demo test smoke setup setup-dev check types lint nightly bench docs clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/	/'
@@ -16,6 +16,9 @@ demo: $(VENV)/.demo  ## set up, then ask a question of the source code of an ins
 
 test: $(VENV)/.dev  ## set up, then run the tests
 	$(BIN)/python -m pytest -q -m "not slow" -n auto --dist worksteal
+
+smoke: $(VENV)/.dev  ## an experiment of the paper end to end at the least size (a minute or two)
+	$(BIN)/longfocus reproduce dictionary --smoke --out out/smoke
 
 nightly: $(VENV)/.dev  ## all tests, the long ones too, and the benchmarks (hours)
 	$(BIN)/python -m pytest -q

@@ -160,22 +160,24 @@ def _explain(item: Any, root: type[BaseModel]) -> str:
 
 def _known_keys(root: type[BaseModel], path: Sequence[str | int]) -> list[str]:
     """Keys of the section at a path."""
-    at: Any = root
+    at: list[tuple[str, Any]] = [("", root)]
     for part in path:
-        fields = getattr(at, "model_fields", None)
-        if fields is not None and part in fields:
-            at = fields[str(part)].annotation
-        at = _section(at, part)
-    return list(getattr(at, "model_fields", {}))
+        chosen = [section for name, section in at if part in (name, section.__name__)]
+        holders = [section for _, section in at if part in section.model_fields]
+        if chosen:  # one of several forms
+            at = [("", chosen[0])]
+        elif holders:
+            at = _sections(holders[0].model_fields[str(part)].annotation)
+    return list(at[0][1].model_fields) if at else []
 
 
-def _section(annotation: Any, part: str | int) -> Any:
-    """The section class inside an annotation such as `Crossbatch | None` or a list of sections."""
-    arguments = getattr(annotation, "__args__", ())
-    if not arguments:
-        return annotation
-    sections = [
-        inner for inner in (_section(argument, part) for argument in arguments) if hasattr(inner, "model_fields")
+def _sections(annotation: Any, name: str = "") -> list[tuple[str, Any]]:
+    """(tag or nothing, section class) of all sections inside an annotation such as `Crossbatch | None` or a list of forms."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [(name, annotation)]
+    tags = [str(one.tag) for one in getattr(annotation, "__metadata__", ()) if isinstance(one, pydantic.Tag)]
+    return [
+        found
+        for argument in getattr(annotation, "__args__", ())
+        for found in _sections(argument, tags[0] if tags else name)
     ]
-    named = [section for section in sections if section.__name__ == part]
-    return (named or sections or [annotation])[0]

@@ -13,5 +13,6 @@ COMMANDS = {
     "suggest-layers": "longfocus.commands.suggest_layers:suggest_layers",
     "eval": "longfocus.commands.eval:evaluate",
     "report": "longfocus.commands.report:report",
+    "reproduce": "longfocus.commands.reproduce:reproduce",
     "lm-eval": "longfocus.commands.lm_eval:lm_eval",
 }

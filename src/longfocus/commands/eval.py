@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import re
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,11 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from longfocus.commands import common
+from longfocus.commands.progress import Bar
 from longfocus.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
     from longfocus.evaluation.record import Results
-    from longfocus.evaluation.run import Step
     from longfocus.subjects.contract import Completes
     from longfocus.tasks.contract import Task
     from longfocus.tasks.texts import Texts
@@ -313,7 +312,7 @@ def _run(made: Sequence[Task], subject: Completes, folder: Path, fresh: bool, *,
     found: list[Results] = []
     for task in made:
         common.note(f"{task.title} on {subject.name} …")
-        with _Bar(task.name) as bar:
+        with Bar(task.name) as bar:
             try:
                 found.append(measure(task, subject, folder / task.name, fresh=fresh, step=bar.step))
             except (UnsuitableError, UnsupportedCallError, InputError) as error:
@@ -340,48 +339,6 @@ def _show(found: Sequence[Results], folder: Path, as_json: bool) -> None:
     for result in found:
         print(f"\n{result.title}: {result.model}\n{result.paper}\n\n{table(result)}")
     common.note(f"\nResults, samples and plots: {folder}")
-
-
-class _Bar:
-    """Progress: a bar on a terminal, a line now and then elsewhere."""
-
-    every_s = 15
-
-    def __init__(self, name: str) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-        console = Console(stderr=True)
-        self.name, self.terminal = name, console.is_terminal
-        self.bar = Progress(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(compact=True),
-            console=console,
-            disable=not self.terminal,
-        )
-        self.task = self.bar.add_task(name, total=None)
-        self.told = time.monotonic()
-
-    def __enter__(self) -> _Bar:
-        self.bar.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.bar.stop()
-
-    @property
-    def step(self) -> Step:
-        """To be told after each sample."""
-
-        def step(point: Any, done: int, total: int) -> None:
-            self.bar.update(self.task, completed=done, total=total, description=f"{self.name} {point.key}")
-            if not self.terminal and time.monotonic() - self.told > self.every_s:
-                self.told = time.monotonic()
-                common.note(f"{self.name}: {done} of {total} samples, at {point.key} …")
-
-        return step
 
 
 def _list(classes: Sequence[type[Task]], as_json: bool) -> None:

@@ -1,10 +1,16 @@
-"""A bar while training sources are tokenised."""
+"""Bars: while training sources are tokenised, and while samples are measured."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from longfocus.commands.common import note
+
+if TYPE_CHECKING:
+    from longfocus.evaluation.run import Step
 
 
 @contextmanager
@@ -35,3 +41,45 @@ def tokenising() -> Iterator[Callable[[Any], None]]:
 
         yield step
         bar.update(task, visible=False)
+
+
+class Bar:
+    """Samples of a task: a bar on a terminal, a line now and then elsewhere."""
+
+    every_s = 15
+
+    def __init__(self, name: str) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        console = Console(stderr=True)
+        self.name, self.terminal = name, console.is_terminal
+        self.bar = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(compact=True),
+            console=console,
+            disable=not self.terminal,
+        )
+        self.task = self.bar.add_task(name, total=None)
+        self.told = time.monotonic()
+
+    def __enter__(self) -> Bar:
+        self.bar.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.bar.stop()
+
+    @property
+    def step(self) -> Step:
+        """To be told after each sample."""
+
+        def step(point: Any, done: int, total: int) -> None:
+            self.bar.update(self.task, completed=done, total=total, description=f"{self.name} {point.key}")
+            if not self.terminal and time.monotonic() - self.told > self.every_s:
+                self.told = time.monotonic()
+                note(f"{self.name}: {done} of {total} samples, at {point.key} …")
+
+        return step

@@ -198,6 +198,10 @@ class DictionaryDocuments:
         random.Random(f"{self.seed} {number} order").shuffle(asked)
         return Dictionary(self.form, f"{self.seed} {number}").document(asked)
 
+    def targets(self, tokens: np.ndarray) -> np.ndarray:
+        """bool, shaped as tokens (rows, window): those that a loss is taken on."""
+        return self.form.answers(tokens)
+
 
 class _Permutation:
     """A pseudo-random one-to-one map of 0 … size - 1."""

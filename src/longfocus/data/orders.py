@@ -41,7 +41,10 @@ class FiniteSource(Protocol):
 
 
 class GeneratorSource(Protocol):
-    """Documents for every number from 0 on, the same at every call; its `documents` is None."""
+    """Documents for every number from 0 on, the same at every call; its `documents` is None.
+
+    It may have a method `targets`: int64 (rows, window) of its tokens -> bool of that shape, those that a loss is taken on.
+    """
 
     name: str
     documents: None

@@ -23,6 +23,7 @@ from transformers.masking_utils import sdpa_mask
 
 from longfocus.attention.context import AdditionalContext, LocalWindow
 from longfocus.errors import UnsupportedCallError
+from longfocus.model.gates import GATE, join_gated
 from longfocus.positions import RotaryTable, rotate
 
 NAME = "longfocus"
@@ -129,6 +130,8 @@ def longfocus_attention(
     window = _local_window(focus, layer, query, key, value, focus.mask(sliding_window, memory_layer=True))
     if focus.context is None:
         out, _ = window.attend(scale=scale, softcap=softcap)
+    elif (gate := getattr(module, GATE, None)) is not None:
+        out = join_gated(gate, focus.context, layer, window, scale=scale, softcap=softcap)
     else:
         out = focus.context.join(layer, window, scale=scale, softcap=softcap)
     return out.transpose(1, 2).contiguous(), None

@@ -16,6 +16,7 @@ from longfocus.model import longllama
 from longfocus.model.attach import attach
 from longfocus.model.default_model import BASE, FINE_TUNE, FOCUS, default_model_path
 from longfocus.model.default_model import NAME as DEFAULT
+from longfocus.model.gates import restore_gates
 from longfocus.model.weights import load_weights
 
 ADAPTER_NOTE = "longfocus.json"
@@ -76,6 +77,7 @@ def load(
             model = AutoModelForCausalLM.from_pretrained(path, **arguments)
             kept = getattr(model.config, "longfocus", None)
             stored = FocusConfig.from_dict(kept) if kept else None
+        restore_gates(model)
         if str(path_or_id) in (DEFAULT, BASE):
             stored = FOCUS
         if str(path_or_id) == DEFAULT:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -10,16 +11,18 @@ from typing import Any
 import torch
 
 from longfocus.errors import ConfigError
-from longfocus.model.attach import detach
+from longfocus.model.attach import CONFIG_KEY, attach, detach
+from longfocus.model.gates import add_gates, has_gates, loosen_gates
 from longfocus.model.load import load
 from longfocus.training import parts
-from longfocus.training.recipes import Long, Lora, Recipe
+from longfocus.training.recipes import Long, Lora, Recipe, Scratch
+from longfocus.training.scratch import add_temperatures, new_model
 
 Announce = Callable[[str], None]
 
 
 def build_model(recipe: Recipe, announce: Announce = lambda text: None, *, frozen: torch.dtype = torch.float32) -> Any:
-    """The model of a recipe; attached for crossbatch, plain for long fine-tuning, which trains the same weights.
+    """The model of a recipe; plain for long fine-tuning, else attached: for Transformer-XL in all layers.
 
     Args:
         frozen: dtype in which weights that are not trained are held.
@@ -27,11 +30,30 @@ def build_model(recipe: Recipe, announce: Announce = lambda text: None, *, froze
     Raises:
         ModelNotFoundError, UnsupportedModelError, ConfigError: as `load`, or nothing is left to train.
     """
-    model = load(recipe.model, dtype=torch.float32, announce=announce, **recipe.focus)
+    if isinstance(recipe.model, Scratch):
+        model = attach(new_model(recipe.model, recipe.run.seed), recipe.focus_config)
+    else:
+        model = load(recipe.model, dtype=torch.float32, announce=announce, **recipe.focus)
     layers = model.focus.config.layers
+    if has_gates(model) and recipe.method != "memorizing":
+        raise ConfigError(
+            f"method: {recipe.method!r} given, but {recipe.model_name} joins its memory by gates; only memorizing trains those."
+        )
     if recipe.method == "long":
         assert recipe.long is not None
         model = _plain_model(model, recipe.long)
+    elif recipe.method == "transformer_xl":
+        every = dataclasses.replace(
+            model.focus.config, memory_layers=tuple(range(model.focus.num_layers)), memory_positions="first"
+        )
+        model = attach(detach(model), every)
+    elif recipe.method == "memorizing":
+        assert recipe.memorizing is not None
+        loosen_gates(model)
+        if recipe.memorizing.combine == "gate" and not has_gates(model):
+            add_gates(model, layers, recipe.memorizing.gate_bias)
+    if isinstance(recipe.model, Scratch) and recipe.model.temperature:
+        add_temperatures(model, layers)
     names = parts.select(model, recipe.train, layers)
     if recipe.train.lora is not None:
         model = with_lora(model, recipe.train.lora, names)
@@ -85,12 +107,18 @@ def with_lora(model: Any, lora: Lora, names: list[str]) -> Any:
     return wrapped
 
 
+def without_memory(model: Any) -> Any:
+    """Plain, as if it had never had memory layers."""
+    model = detach(model)
+    if hasattr(model.config, CONFIG_KEY):
+        delattr(model.config, CONFIG_KEY)
+    return model
+
+
 def _plain_model(model: Any, long: Long) -> Any:
     """Without memory, and with scaled positions where they are asked for."""
-    model = detach(model)
+    model = without_memory(model)
     config = model.config
-    if hasattr(config, "longfocus"):
-        del config.longfocus
     if long.rope is not None:
         config = copy.deepcopy(config)
         original = config.max_position_embeddings

@@ -12,11 +12,13 @@ import torch
 
 from longfocus.errors import ConfigError, TrainingError
 from longfocus.files import write_whole
+from longfocus.model.gates import settle_gates
 from longfocus.model.load import ADAPTER_NOTE
 from longfocus.model.weights import save_weights
 from longfocus.training import parts
-from longfocus.training.build import build_model
+from longfocus.training.build import build_model, without_memory
 from longfocus.training.recipes import Recipe
+from longfocus.training.scratch import fold_temperatures
 from longfocus.training.trainer import WEIGHTS, CrossbatchTrainer, checkpoints
 
 RECIPE, LOG, RESULT = "recipe.yaml", "log.jsonl", "result.json"
@@ -43,8 +45,9 @@ def prepare(output: Path, recipe: Recipe, fresh: bool, *, main: bool) -> Path | 
         TrainingError: the folder belongs to another recipe, or cannot be written.
     """
     file = output / RECIPE
-    source, result = Path(recipe.model).absolute(), (output / "model").absolute()
-    if source == result or result in source.parents:
+    result = (output / "model").absolute()
+    source = Path(recipe.model).absolute() if isinstance(recipe.model, str) else None
+    if source is not None and (source == result or result in source.parents):
         raise ConfigError(
             f"run.output: {output} given, but the result would take the place of {source}, which is the model that is "
             "trained. Name another folder."
@@ -52,8 +55,7 @@ def prepare(output: Path, recipe: Recipe, fresh: bool, *, main: bool) -> Path | 
     try:
         found = [] if fresh else checkpoints(output)
         if file.is_file() and found:
-            changed = differences(Recipe.read(file).model_dump(), recipe.model_dump())
-            changed = [name for name in changed if not name.startswith(_MAY_CHANGE)]
+            changed = _changed(file, recipe)
             if changed:
                 raise TrainingError(
                     f"{output} holds a run with other settings ({', '.join(changed[:5])}). Name another run.output, "
@@ -70,6 +72,18 @@ def prepare(output: Path, recipe: Recipe, fresh: bool, *, main: bool) -> Path | 
     except OSError as error:
         raise TrainingError(f"{output} cannot be written: {error.strerror or error}.") from error
     return found[-1] if found else None
+
+
+def is_finished(output: Path, recipe: Recipe) -> bool:
+    """Whether a run of this recipe has come to its end there."""
+    whole = (output / RESULT).is_file() and (output / "model").is_dir() and (output / RECIPE).is_file()
+    return whole and not _changed(output / RECIPE, recipe)
+
+
+def _changed(file: Path, recipe: Recipe) -> list[str]:
+    """What decides the result and is not as in a written recipe."""
+    changed = differences(Recipe.read(file).model_dump(), recipe.model_dump())
+    return [name for name in changed if not name.startswith(_MAY_CHANGE)]
 
 
 def differences(one: Any, two: Any, name: str = "") -> list[str]:
@@ -112,8 +126,12 @@ def _save_model(model: Any, recipe: Recipe, folder: Path) -> None:
         with torch.no_grad():
             for name, weight in parts.trained_weights(model).items():
                 weight.copy_(trained[name])
+    fold_temperatures(model)
+    settle_gates(model)
+    if recipe.method == "transformer_xl":
+        model = without_memory(model)
     focus = getattr(model, "focus", None)
-    about = {"base": recipe.model}
+    about = {"base": recipe.model_name}
     if focus is not None:
         about["longfocus"] = json.dumps(focus.config.to_dict())
     if lora is not None and lora.merge:

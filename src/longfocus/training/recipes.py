@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
 from longfocus.config import FocusConfig
 from longfocus.crossbatch.plan import NAMED_MIXES, Choice, Mix, Share, check_mix, documents
 from longfocus.crossbatch.schedules import ByAccuracy, Drawn, Schedule, Switched, constant
+from longfocus.data.dictionary import DictionaryFormat
 from longfocus.data.source_spec import SourceSpec
 from longfocus.errors import ConfigError
 from longfocus.settings import apply_change, load_yaml, validated
@@ -30,6 +31,52 @@ class _Part(BaseModel):
     """A section of a recipe."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+
+class Scratch(_Part):
+    """A model that begins from drawn weights: an ordinary `transformers` Llama (`training.scratch`)."""
+
+    layers: Positive
+    hidden: Positive
+    """Width of the residual stream."""
+    heads: Positive
+    """Query heads; hidden / heads is the width of one."""
+    kv_heads: Positive | None = None
+    """Heads of keys and values. None: as many."""
+    intermediate: Positive
+    """Width inside the gated MLP."""
+    tokenizer: str = "bytes"
+    """bytes: a text's UTF-8 bytes. ids: made-up data without text, each id written as its number. Else the tokenizer of
+    a folder, a hub id, "default-base"."""
+    vocabulary: Positive | None = None
+    """Token ids. None: those of the tokenizer; must be given for `ids`."""
+    longest: Positive = 2048
+    """Positions that the config names; nothing is allocated for them."""
+    rope_base: Annotated[float, Field(gt=1)] = 10_000.0
+    deviation: Annotated[float, Field(gt=0)] = 0.02
+    """Standard deviation of the drawn matrices. Narrow models want more, about 1 / sqrt(hidden)."""
+    tie: bool = True
+    """Head and embeddings are one matrix."""
+    temperature: bool = False
+    """Learn a temperature for each head of the memory layers (the paper's models from scratch). It scales the head's queries,
+    so the result has it folded into q_proj and stays an ordinary checkpoint."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> Scratch:
+        if self.hidden % (2 * self.heads):
+            raise ValueError(f"heads: {self.heads} given, expected heads of an even width in hidden ({self.hidden})")
+        if self.kv_heads is not None and self.heads % self.kv_heads:
+            raise ValueError(f"kv_heads: {self.kv_heads} given, expected a divisor of heads ({self.heads})")
+        if self.tokenizer == "ids" and self.vocabulary is None:
+            raise ValueError("vocabulary: missing; tokenizer: ids has none of its own")
+        return self
+
+
+def _model_form(value: Any) -> str:
+    return "name" if isinstance(value, str) else "scratch"
+
+
+ModelSpec = Annotated[Annotated[str, Tag("name")] | Annotated[Scratch, Tag("scratch")], Discriminator(_model_form)]
 
 
 class DocumentsMix(_Part):
@@ -146,6 +193,32 @@ class Long(_Part):
     rope: Rope | None = None
 
 
+class Memorizing(_Part):
+    """Memorizing Transformer (a baseline): memory layers see earlier windows of their document as they were computed when it
+    was their turn, without gradient. One new window of each place a step."""
+
+    places: Positive = 4
+    """Documents side by side, in each process."""
+    memory: Positive = 2048
+    """Tokens of each place that are remembered."""
+    k: Positive | None = 32
+    """Keys per query and head. None: all that are remembered."""
+    combine: Literal["concatenation", "gate"] = "concatenation"
+    """concatenation: one softmax over window and memory. gate: a learned share for each head (`longfocus.model.gates`)."""
+    gate_bias: float = 0.0
+    """Every head's share is sigmoid of this at first."""
+
+
+class TransformerXL(_Part):
+    """Transformer-XL (a baseline): all layers see the window before, without gradient, at its true distance. One new window of
+    each place a step; the result is a plain model."""
+
+    places: Positive = 4
+    """Documents side by side, in each process."""
+    cache: Positive | None = None
+    """Tokens that are carried on. None: one window."""
+
+
 class Lora(_Part):
     """Low-rank adapters through peft."""
 
@@ -211,6 +284,31 @@ class RetrievalSource(_Part):
         return self
 
 
+class DictionarySource(_Part):
+    """Made-up dictionaries and questions about them, in token ids (`longfocus.data.dictionary`); the loss is taken on answers
+    only."""
+
+    kind: Literal["dictionary"]
+    name: str = "dictionary"
+    share: Annotated[float, Field(gt=0)] = 1.0
+    symbols: Annotated[int, Field(ge=2)] = 60
+    """Ids that keys and values are made of; four special ones follow them."""
+    key_tokens: Positive = 4
+    value_tokens: Positive = 4
+    window: Positive = 256
+    """Tokens of the definitions, and of the questions; a document is both."""
+
+    @property
+    def form(self) -> DictionaryFormat:
+        """How records are written."""
+        return DictionaryFormat(self.symbols, self.key_tokens, self.value_tokens, 0, self.window)
+
+    @model_validator(mode="after")
+    def _possible(self) -> DictionarySource:
+        _ = self.form
+        return self
+
+
 class TextSource(_Part):
     """Documents of files or of a hub dataset (`longfocus.data.source_spec`)."""
 
@@ -247,10 +345,23 @@ class TextSource(_Part):
         return self
 
 
+def _source_form(value: Any) -> str:
+    kind = value.get("kind") if isinstance(value, dict) else getattr(value, "kind", None)
+    return kind if kind in ("retrieval", "dictionary") else "text"
+
+
+Source = Annotated[
+    Annotated[TextSource, Tag("text")]
+    | Annotated[RetrievalSource, Tag("retrieval")]
+    | Annotated[DictionarySource, Tag("dictionary")],
+    Discriminator(_source_form),
+]
+
+
 class Data(_Part):
     """What is read, in which shares of tokens."""
 
-    sources: Annotated[list[TextSource | RetrievalSource], Field(min_length=1)]
+    sources: Annotated[list[Source], Field(min_length=1)]
     join_below: Annotated[int, Field(ge=0)] = 0
     """A document with fewer tokens is joined with the next ones of its source."""
     separator: str = "\n\n"
@@ -322,14 +433,18 @@ class Run(_Part):
 class Recipe(_Part):
     """A whole run."""
 
-    model: str = "default-base"
-    """Folder, hub id, "default-base" for the model that comes along, or "default" to train its fine-tune further."""
-    method: Literal["crossbatch", "long"] = "crossbatch"
-    """crossbatch: the Focused Transformer's training. long: ordinary long-context fine-tuning (a baseline)."""
+    model: ModelSpec = "default-base"
+    """Folder, hub id, "default-base" for the model that comes along, or "default" to train its fine-tune further; or the
+    shape of a model to train from scratch (layers, hidden, heads, …)."""
+    method: Literal["crossbatch", "long", "memorizing", "transformer_xl"] = "crossbatch"
+    """crossbatch: the Focused Transformer's training. Baselines: long: ordinary long-context fine-tuning; memorizing:
+    Memorizing Transformer; transformer_xl: Transformer-XL."""
     focus: dict[str, Any] = {}
     """FocusConfig: memory_layers, window, …"""
     crossbatch: Crossbatch | None = None
     long: Long | None = None
+    memorizing: Memorizing | None = None
+    transformer_xl: TransformerXL | None = None
     train: Train = Train()
     data: Data
     optimizer: Optimizer
@@ -342,21 +457,76 @@ class Recipe(_Part):
         FocusConfig.from_dict(self.focus)
         if getattr(self, self.method) is None:
             raise ValueError(f"method: {self.method!r} given, expected a section of that name too")
+        if isinstance(self.model, Scratch):
+            self._from_scratch(self.model)
+        part = self.train.lora is not None or self.train.names is not None
+        if part and self.method == "memorizing" and self.memorizing is not None and self.memorizing.combine == "gate":
+            raise ValueError(
+                "memorizing.combine: 'gate' given with train.lora or train.names, which would not train the gates"
+            )
+        if self.method == "transformer_xl" and self.train.lora is not None:
+            raise ValueError(
+                "train.lora: given with method: transformer_xl, whose result is a plain model; leave it out"
+            )
+        for source in self.data.sources:
+            if isinstance(source, DictionarySource):
+                self._with_dictionary(source)
         return self
+
+    def _from_scratch(self, model: Scratch) -> None:
+        if self.train.what != "all" or self.train.names is not None or self.train.lora is not None:
+            raise ValueError("train: a model from scratch is trained whole; give what: all, without names and lora")
+        self.focus_config.resolve(model.layers, model.longest)
+        if model.temperature and self.method in ("long", "transformer_xl"):
+            raise ValueError(f"model.temperature: given with method: {self.method}, which has no memory layers")
+
+    def _with_dictionary(self, source: DictionarySource) -> None:
+        form, model = source.form, self.model
+        if not isinstance(model, Scratch) or model.tokenizer != "ids" or (model.vocabulary or 0) < form.vocabulary:
+            raise ValueError(
+                f"data: {source.name} is made of {form.vocabulary} ids and no text; give a model from scratch with tokenizer: ids "
+                f"and vocabulary: {form.vocabulary} or more"
+            )
+        if self.method == "long":
+            assert self.long is not None
+            if self.long.tokens != 2 * form.window:
+                raise ValueError(
+                    f"long.tokens: {self.long.tokens} given, expected a document of {2 * form.window} tokens"
+                )
+        elif self.focus_config.window != form.window:
+            raise ValueError(
+                f"focus.window: {self.focus_config.window} given, expected {source.name}'s window, {form.window}"
+            )
+
+    @property
+    def model_name(self) -> str:
+        """What messages call the model."""
+        if isinstance(self.model, str):
+            return self.model
+        return f"a new Llama of {self.model.layers} layers and width {self.model.hidden}"
 
     @property
     def focus_config(self) -> FocusConfig:
         """The options of the focused model."""
         return FocusConfig.from_dict(self.focus)
 
+    @property
+    def carried_places(self) -> int:
+        """Places of the methods that carry windows on."""
+        part = self.memorizing if self.method == "memorizing" else self.transformer_xl
+        assert part is not None
+        return part.places
+
     def tokens_per_step(self, window: int, processes: int = 1) -> int:
         """New tokens of an optimizer step, when no row is padded."""
         if self.method == "long":
             assert self.long is not None
             rows = self.long.rows * self.long.tokens
-        else:
+        elif self.method == "crossbatch":
             assert self.crossbatch is not None
             rows = self.crossbatch.places * self.crossbatch.stride_windows * window
+        else:
+            rows = self.carried_places * window
         return rows * self.run.gradient_accumulation * processes
 
     def steps(self, window: int, processes: int = 1) -> int:

@@ -24,12 +24,13 @@ from longfocus.data.pieces import Pieces
 from longfocus.data.token_cache import TokenizedSource
 from longfocus.errors import ConfigError
 from longfocus.files import write_whole
-from longfocus.model.load import fast_dtype, load_tokenizer
+from longfocus.model.load import fast_dtype
 from longfocus.process_memory import keep_freed
 from longfocus.training.build import Announce, build_model
 from longfocus.training.callbacks import LogFile, StopOnCtrlC, quiet
 from longfocus.training.output import LOG, RESULT, prepare, save_result, upload
 from longfocus.training.recipes import Recipe
+from longfocus.training.scratch import recipe_tokenizer
 from longfocus.training.stream import Batches, open_mixture
 from longfocus.training.trainer import CrossbatchTrainer
 
@@ -64,12 +65,12 @@ def run(recipe: Recipe, *, announce: Announce = lambda text: None, progress: Any
     rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     start = prepare(output, recipe, fresh, main=rank == 0)
     torch.manual_seed(recipe.run.seed)
-    announce(f"Loading {recipe.model} …")
+    announce(f"{'Loading' if isinstance(recipe.model, str) else 'Making'} {recipe.model_name} …")
     sharded = bool(recipe.trainer.get("fsdp"))  # which wants one dtype in all weights
     products = precision(recipe.run.precision, recipe.run.device)
     model = build_model(recipe, announce, frozen=torch.float32 if sharded else products)
-    tokenizer = load_tokenizer(recipe.model)
-    window = model.focus.config.window_tokens if recipe.method == "crossbatch" else 0
+    tokenizer = recipe_tokenizer(recipe)
+    window = model.focus.config.window_tokens if recipe.method != "long" else 0
     mixture = open_mixture(
         recipe.data,
         tokenizer,

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch.utils.data import IterableDataset
 
+from longfocus.data.dictionary import DictionaryDocuments
 from longfocus.data.mixture import Mixture
 from longfocus.data.pieces import Pieces
 from longfocus.data.retrieval_text import RetrievalText
@@ -25,7 +26,7 @@ from longfocus.data.token_cache import Progress, TokenizedSource, tokenize_sourc
 from longfocus.data.tokens import leading_ids
 from longfocus.data.windows import StepWindows, WindowStream
 from longfocus.errors import ConfigError
-from longfocus.training.recipes import Data, Recipe, RetrievalSource, TextSource
+from longfocus.training.recipes import Data, DictionarySource, Recipe, RetrievalSource, TextSource
 
 IGNORED = -100
 
@@ -72,6 +73,8 @@ def open_mixture(
                 lone=source.lone,
                 name=source.name,
             )
+        elif isinstance(source, DictionarySource):
+            opened[source.name] = DictionaryDocuments(source.form, seed=seed, name=source.name)
     for source in data.sources:
         if isinstance(source, TextSource) and source.pieces_of is not None:
             opened[source.name] = Pieces(opened[source.name], source.pieces_of)
@@ -121,6 +124,15 @@ class Batches(IterableDataset):
             self.stream = WindowStream(
                 mixture, places=recipe.long.rows, window=recipe.long.tokens, windows_per_step=1, stride=1
             )
+        elif recipe.method != "crossbatch":
+            self.stream = WindowStream(
+                mixture,
+                places=recipe.carried_places,
+                window=window,
+                windows_per_step=1,
+                stride=1,
+                whole_documents=recipe.data.strict,
+            )
         else:
             assert recipe.crossbatch is not None
             part = recipe.crossbatch
@@ -142,7 +154,22 @@ class Batches(IterableDataset):
             number = self.given
             self.given += 1
             self._states.append((self.given, self.stream.state_dict()))
-            yield {**as_tensors(windows, self.stream.windows_per_step), "number": torch.tensor(number)}
+            batch = as_tensors(windows, self.stream.windows_per_step)
+            self._only_targets(windows, batch["labels"])
+            yield {**batch, "number": torch.tensor(number)}
+
+    def _only_targets(self, windows: StepWindows, labels: torch.Tensor) -> None:
+        """Take no loss on what a source does not want predicted (see `data.orders.GeneratorSource.targets`)."""
+        for number, source in enumerate(self.stream.mixture.sources):
+            targets = getattr(source, "targets", None)
+            rows = np.flatnonzero(windows.source == number)
+            if targets is None or not len(rows):
+                continue
+            wanted = np.zeros((len(rows), labels.shape[1]), dtype=bool)
+            wanted[:, :-1] = targets(windows.tokens[rows])[:, 1:]
+            own = labels[rows]
+            own[torch.from_numpy(~wanted)] = IGNORED
+            labels[rows] = own
 
     def state_after(self, batches: int) -> dict[str, Any]:
         """The position after so many batches of the run (a loader may have drawn some more)."""

@@ -20,6 +20,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainerState, TrainingArguments
 
@@ -29,11 +31,15 @@ from longfocus.data.token_cache import sync_folder
 from longfocus.errors import TrainingError
 from longfocus.model.weights import load_weights, save_weights
 from longfocus.training import parts
+from longfocus.training.baselines.carried import Carried
+from longfocus.training.baselines.contexts import MemorizingContext, TransformerXLContext
 from longfocus.training.recipes import Recipe
+from longfocus.training.scratch import TEMPERATURE
 from longfocus.training.stream import Batches
 
 WEIGHTS = "trained.safetensors"
 POSITION = "position-{rank}.json"
+CARRIED = "carried-{rank}.safetensors"
 WINDOW_BINS = ((0, 0), (1, 1), (2, 3), (4, 7), (8, None))
 """Windows of a document that the loss is reported for (first, last)."""
 
@@ -52,6 +58,7 @@ class CrossbatchTrainer(Trainer):
         super().__init__(model=model, args=args, **kwargs)
         self.recipe, self.batches = recipe, batches
         self.schedule = recipe.crossbatch.schedule(args.max_steps) if recipe.crossbatch is not None else None
+        self.carried = _carried(model, recipe)
         self.model_accepts_loss_kwargs = True  # the loss is a sum over all tokens of a step, divided once
         self.trained_tokens = 0
         """Predicted tokens so far, of all processes; up to date at logs and checkpoints."""
@@ -78,6 +85,10 @@ class CrossbatchTrainer(Trainer):
             total = self.accelerator.gather(total).sum()
         return total.clamp(min=1)
 
+    def get_decay_parameter_names(self, model: Any) -> list[str]:
+        """As ever, without temperatures."""
+        return [name for name in super().get_decay_parameter_names(model) if TEMPERATURE not in name]
+
     # -- loss --------------------------------------------------------------------------------------------
 
     def compute_loss(
@@ -96,7 +107,7 @@ class CrossbatchTrainer(Trainer):
                 use_cache=False,
             )
         else:
-            context = self._context(inputs)
+            context: Any = self._carried_context(model, inputs) if self.carried is not None else self._context(inputs)
             outputs = model(
                 input_ids=ids,
                 context=context,
@@ -104,6 +115,8 @@ class CrossbatchTrainer(Trainer):
                 shift_labels=labels,
                 num_items_in_batch=num_items_in_batch,
             )
+            if self.carried is not None:
+                self.carried.keep(context.new, lengths.cpu().numpy())
             self._note(inputs, outputs, context)
         loss = outputs.loss
         self._check_finite("loss", loss)
@@ -141,7 +154,20 @@ class CrossbatchTrainer(Trainer):
         )
         return CrossbatchContext(rows, contexts, negative_copies=part.negative_copies, group=group, first_row=first)
 
-    def _note(self, inputs: dict[str, Any], outputs: Any, context: CrossbatchContext) -> None:
+    def _carried_context(self, model: Any, inputs: dict[str, Any]) -> MemorizingContext | TransformerXLContext:
+        """What the places of a baseline carry on, for this step."""
+        assert self.carried is not None
+        seen = self.carried.begin(inputs["documents"].cpu().numpy())
+        if self.recipe.memorizing is not None and self.recipe.method == "memorizing":
+            return MemorizingContext(seen, self.recipe.memorizing.k)
+        return TransformerXLContext(seen, self.accelerator.unwrap_model(model).focus.tables)
+
+    def _note(
+        self,
+        inputs: dict[str, Any],
+        outputs: Any,
+        context: CrossbatchContext | MemorizingContext | TransformerXLContext,
+    ) -> None:
         """Keep what will be logged; sums of this process since the last log."""
         windows = inputs["windows"].cpu()
         losses, targets = outputs.row_losses.cpu(), outputs.row_targets.cpu()
@@ -151,11 +177,14 @@ class CrossbatchTrainer(Trainer):
             self._add(_bin_name(bounds), float(losses[chosen].sum()), float(targets[chosen].sum()))
         right, total = float(outputs.row_right.sum()), float(targets.sum())
         self._add("accuracy", right, total)
-        self._add("additional_windows", context.additional_windows, 1)
-        for layer, mass in context.mass.items():
-            self._add(f"positive_mass_{layer}", mass.positive * mass.rows, mass.rows)
-            self._add(f"additional_mass_{layer}", mass.additional * mass.rows_with_context, mass.rows_with_context)
-        self._observe(right, total)
+        if isinstance(context, CrossbatchContext):
+            self._add("additional_windows", context.additional_windows, 1)
+            for layer, mass in context.mass.items():
+                self._add(f"positive_mass_{layer}", mass.positive * mass.rows, mass.rows)
+                self._add(f"additional_mass_{layer}", mass.additional * mass.rows_with_context, mass.rows_with_context)
+            self._observe(right, total)
+        else:
+            self._add("carried_tokens", float(context.seen.held.sum()), len(context.seen.held))
 
     def _observe(self, right: float, total: float) -> None:
         """Tell the schedule the accuracy of a whole step, of all processes."""
@@ -211,6 +240,8 @@ class CrossbatchTrainer(Trainer):
         """What may be kept, in an order that all processes share."""
         if self.recipe.method == "long":
             return []
+        if self.carried is not None:
+            return [*map(_bin_name, WINDOW_BINS), "accuracy", "carried_tokens"]
         layers = self.accelerator.unwrap_model(self.model).focus.config.layers
         masses = [f"{kind}_mass_{layer}" for kind in ("positive", "additional") for layer in layers]
         return [*map(_bin_name, WINDOW_BINS), "accuracy", "additional_windows", *masses]
@@ -246,6 +277,8 @@ class CrossbatchTrainer(Trainer):
                 },
             }
             (made / POSITION.format(rank=self.args.process_index)).write_text(json.dumps(position), "utf-8")
+            if self.carried is not None:
+                save_file(self.carried.state_dict(), made / CARRIED.format(rank=self.args.process_index))
             self._wait()
             if self.args.should_save:
                 _sync(made)
@@ -306,12 +339,30 @@ class CrossbatchTrainer(Trainer):
                 f"{path} cannot be read ({error}); resume with as many processes as before, or start with another output."
             ) from error
         self.batches.load_state_dict(position)
+        if self.carried is not None:
+            carried = checkpoint / CARRIED.format(rank=self.args.process_index)
+            try:
+                state = load_file(carried)
+            except (OSError, SafetensorError) as error:
+                raise TrainingError(f"{carried} cannot be read ({error}); start with another output.") from error
+            self.carried.load_state_dict(state, self.args.device)
         if self.schedule is not None:
             self.schedule.load_state_dict(position["schedule"])
         self._restored = position["log"]
         self._sums.update(self._restored["sums"])
         self._counts.update(self._restored["counts"])
         self.trained_tokens, self._logged_tokens = self._restored["tokens"], self._restored["logged_tokens"]
+
+
+def _carried(model: Any, recipe: Recipe) -> Carried | None:
+    """Where a baseline keeps windows from step to step; None for methods without."""
+    if recipe.method == "memorizing":
+        assert recipe.memorizing is not None
+        return Carried(recipe.memorizing.places, recipe.memorizing.memory)
+    if recipe.method == "transformer_xl":
+        assert recipe.transformer_xl is not None
+        return Carried(recipe.transformer_xl.places, recipe.transformer_xl.cache or model.focus.config.window_tokens)
+    return None
 
 
 def _bin_name(bounds: tuple[int, int | None]) -> str:

@@ -85,6 +85,8 @@ def plan(
         ModelNotFoundError, UnsupportedModelError, ConfigError: as training would, or an unknown device.
     """
     kind = find_device(device)
+    if recipe.method not in ("crossbatch", "long"):
+        raise ConfigError(f"method: {recipe.method!r} given; a plan knows crossbatch and long.")
     if devices < 1:
         raise ConfigError(f"--devices: {devices} given, expected 1 or more.")
     shape = build_shape(recipe, config)
@@ -113,7 +115,7 @@ def plan(
     tokens_per_s = devices * step.targets / seconds
     each = step.targets
     return Plan(
-        model=recipe.model,
+        model=recipe.model_name,
         method=recipe.method,
         weights=shape.weights,
         trained=shape.trained,

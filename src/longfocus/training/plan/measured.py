@@ -8,6 +8,7 @@ from __future__ import annotations
 import statistics
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,8 +75,7 @@ def measure(recipe: Recipe, steps: int = 2) -> Measured:
         alone = {name: value for name, value in recipe.trainer.items() if not name.startswith("fsdp")}
         recipe = recipe.model_copy(update={"run": recipe.run.model_copy(update=changes), "trainer": alone})
         model = build_model(recipe)
-        crossbatch = recipe.method == "crossbatch"
-        window = model.focus.config.window_tokens if crossbatch else 0
+        window = model.focus.config.window_tokens if recipe.method != "long" else 0
         given = arguments(recipe, steps + 1)
         given.save_strategy = SaveStrategy.NO
         watch = Watch()
@@ -93,6 +93,7 @@ class _RandomText:
     """Stands for a mixture: one long document after another, of random tokens."""
 
     world, rank = 1, 0
+    sources: Sequence[Any] = ()
 
     def __init__(self, vocabulary: int, tokens: int) -> None:
         self.vocabulary, self.tokens = vocabulary, tokens

@@ -15,7 +15,7 @@ from torch import nn
 
 from longfocus.errors import ModelNotFoundError
 from longfocus.model.families import Anatomy
-from longfocus.training.recipes import Recipe
+from longfocus.training.recipes import Recipe, Scratch
 
 
 @dataclass(frozen=True)
@@ -103,10 +103,14 @@ def build_shape(recipe: Recipe, config: Path | str | None = None) -> Shape:
     from longfocus.model.load import raw_config, resolve
     from longfocus.training import parts
     from longfocus.training.build import with_lora
+    from longfocus.training.scratch import llama_config
 
+    scratch = recipe.model if isinstance(recipe.model, Scratch) and config is None else None
+    path, raw = "", {}
     try:
-        path = resolve(str(config) if config is not None else recipe.model)
-        raw = raw_config(path)
+        if scratch is None:
+            path = resolve(str(config) if config is not None else str(recipe.model))
+            raw = raw_config(path)
     except ModelNotFoundError as error:
         if config is not None:
             raise
@@ -115,7 +119,9 @@ def build_shape(recipe: Recipe, config: Path | str | None = None) -> Shape:
             "recipes/configs/open_llama_3b and open_llama_7b)."
         ) from error
     options: dict[str, Any]
-    if longllama.is_longllama(raw):
+    if scratch is not None:
+        loaded, options = llama_config(scratch), {}
+    elif longllama.is_longllama(raw):
         loaded, focus = longllama.read_config(raw)
         options = focus.to_dict()
     else:

@@ -1,0 +1,92 @@
+"""Perplexity while memory fills with other documents (section 5.3, figures 6 and 8), for models that saw d documents in training.
+
+The Memorizing Transformer, measured with its own document alone in memory, is the paper's soft bound.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from longfocus.reproduce import language_models as lm
+from longfocus.reproduce.claims import Better
+from longfocus.reproduce.experiment import Experiment, Line, Published, Scale, Told
+
+D1, D2, D4, D8 = (lm.seeing(d) for d in (1, 2, 4, 8))
+_LINES = (D1, D2, D4, D8, lm.SWITCHED, lm.MEMORIZING)
+_MANY = 4096
+"""Tokens of memory from which most of it is foreign, at every scale but smoke."""
+
+_OPTIONS: dict[str, dict[str, Any]] = {
+    "smoke": {"lengths": [64, 128], "own": 64, "stride": 64, "block": 32, "tokens": 200, "up_to": 2000},
+    "small": {
+        "lengths": ["1k", "4k", "16k", "64k"],
+        "own": 512,
+        "stride": 512,
+        "block": 128,
+        "tokens": 32_768,
+        "up_to": 131_072,
+    },
+    "paper": {
+        "lengths": ["2k", "8k", "32k", "128k", "512k"],
+        "own": 2048,
+        "stride": 2048,
+        "block": 512,
+        "tokens": 1 << 20,
+    },
+}
+
+
+def scale(name: str, texts: Path) -> Scale:
+    """What is done at a scale; no texts are read."""
+    options = {**_OPTIONS[name], "texts": ["pg19" if name == "paper" else "books"], "settings": ["single", "multi"]}
+    single = {"setting": "single"}
+    return Scale(
+        lines=tuple(
+            Line(line, lm.TITLES[line], lm.recipe(line, name, texts), where=single if line == lm.MEMORIZING else {})
+            for line in _LINES
+        ),
+        seeds=lm.SEEDS[name],
+        options=options,
+        about=lm.ABOUT[name],
+        departures=(
+            *lm.DEPARTURES.get(name, ()),
+            f"memory holds the last {options['own']} tokens of the own document and as many of each other one, instead of all that "
+            "was read before",
+            lm.SILENT,
+        ),
+    )
+
+
+_500K = float(1 << 19)
+
+EXPERIMENT = Experiment(
+    name="multidoc",
+    title="Perplexity with many documents in memory",
+    paper="section 5.3 and appendix C.2, figures 6 and 8",
+    scale=scale,
+    task="perplexity",
+    axis="context",
+    axis_title="tokens in memory",
+    measure="perplexity",
+    share=False,
+    published=Published(
+        where="figure 8",
+        lines={
+            D1: {0.0: Told(14.0, "about"), _500K: Told(16.0, "about")},
+            D2: {_500K: Told(15.2, "about")},
+            D8: {_500K: Told(14.8, "about")},
+            lm.SWITCHED: {0.0: Told(14.1, "about"), _500K: Told(14.28, "about")},
+        },
+        note="read off the figure; 0.18 of rise for d = 2 then 64 is in the text. Figure 6 has about 14.0 to 14.5 for it, and 14.0 to "
+        "16.0 for d = 1.",
+    ),
+    claims=(
+        Better("d = 2 then 64 is better than d = 1 (figures 6 and 8)", lm.SWITCHED, D1, True, _MANY),
+        Better("d = 2 is better than d = 1 (figure 8)", D2, D1, True, _MANY),
+        Better("d = 4 is better than d = 2 (figure 8)", D4, D2, True, _MANY),
+        Better("d = 8 is better than d = 4 (figure 8)", D8, D4, True, _MANY),
+        Better("d = 2 then 64 is better than d = 8 (figure 8)", lm.SWITCHED, D8, True, _MANY),
+    ),
+    where={"setting": "multi"},
+)
