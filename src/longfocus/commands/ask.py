@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from longfocus.commands import common
+from longfocus.commands import common, sharded
 
 EPILOG = """Examples:
 
@@ -52,6 +52,8 @@ def ask(
     read_span: common.ReadSpan = None,
     encoding: common.Encoding = None,
     threads: common.Threads = None,
+    ray_address: sharded.RayAddress = None,
+    shard_timeout: sharded.ShardTimeout = None,
 ) -> None:
     """Answer a question from texts of any length.
 
@@ -72,8 +74,16 @@ def ask(
         memory_dtype=memory_dtype,
         read_span=read_span,
     )
-    focused, tokenizer, memory = common.open_for_answers(
-        paths, model, options, threads, encoding, only=only or (), quiet=as_json
+    focused, tokenizer, memory = sharded.open_for_answers(
+        paths,
+        model,
+        options,
+        threads,
+        encoding,
+        address=ray_address,
+        timeout=shard_timeout,
+        only=only or (),
+        quiet=as_json,
     )
     from longfocus.answering import Conversation, Sampling
 

@@ -6,7 +6,8 @@ more than one chunk and one block of queries.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,6 +16,24 @@ from longfocus.memory.contract import KVChunk
 from longfocus.memory.dense import Scratch
 
 _SCORES_AT_ONCE = 1 << 22  # numbers
+
+
+class Best(NamedTuple):
+    """The k' best keys of each query among some chunks, k' = min(k, tokens), in no order."""
+
+    scores: Tensor
+    """(B, Hkv, G, T, k'), float32 at least; -inf where a row has fewer."""
+    values: Tensor
+    """(B, Hkv, G, T, k', D)."""
+    numbers: Tensor
+    """int64 (B, Hkv, G, T, k'): number of each key in its store."""
+
+    def attend(self, like: Tensor) -> tuple[Tensor, Tensor]:
+        """Partial attention over them: out in the shape (B, Hq, T, D) and dtype of the queries `like`, lse (B, Hq, T)."""
+        lse = torch.logsumexp(self.scores, -1)
+        weights = torch.exp(self.scores - torch.where(lse.isfinite(), lse, torch.zeros_like(lse)).unsqueeze(-1))
+        out = (weights.unsqueeze(-2) @ self.values.to(weights.dtype)).squeeze(-2)
+        return out.reshape(like.shape).to(like.dtype), lse.reshape(like.shape[:-1])
 
 
 def grouped_scores(query: Tensor, keys: Tensor, mask: Tensor | None, scale: float, softcap: float | None) -> Tensor:
@@ -65,33 +84,39 @@ def attend_top_k(
     outs, lses = [], []
     for start in range(0, queries, block):
         part = query[:, :, start : start + block]
-        scores, values = _best(part, chunks(), k, scale, softcap, scratch)
-        lse = torch.logsumexp(scores, -1)
-        weights = torch.exp(scores - torch.where(lse.isfinite(), lse, torch.zeros_like(lse)).unsqueeze(-1))
-        out = (weights.unsqueeze(-2) @ values.to(weights.dtype)).squeeze(-2)
-        outs.append(out.reshape(rows, heads, part.shape[2], -1).to(query.dtype))
-        lses.append(lse.reshape(rows, heads, part.shape[2]))
+        best = best_of(part, chunks(), k=k, scale=scale, softcap=softcap, scratch=scratch)
+        assert best is not None
+        out, lse = best.attend(part)
+        outs.append(out)
+        lses.append(lse)
     return torch.cat(outs, 2), torch.cat(lses, 2)
 
 
-def _best(
-    query: Tensor, chunks: Iterable[KVChunk], k: int, scale: float, softcap: float | None, scratch: Scratch
-) -> tuple[Tensor, Tensor]:
-    """Scores (B, Hkv, G, T, k') and values (B, Hkv, G, T, k', D) of the k best keys, k' = min(k, tokens)."""
-    best: tuple[Tensor, Tensor] | None = None
+def best_of(
+    query: Tensor, chunks: Iterable[KVChunk], *, k: int, scale: float, softcap: float | None, scratch: Scratch
+) -> Best | None:
+    """The k best keys of queries (B, Hq, T, D) among chunks of one layer; None where there is no chunk."""
+    best: Best | None = None
     for chunk in chunks:
         keys, values = scratch.widen(chunk, query)
         scores = grouped_scores(query, keys, chunk.mask, scale, softcap)
         top, index = scores.topk(min(k, scores.shape[-1]), dim=-1)
-        held = _gather(values, index)
-        if best is not None:
-            top, held = torch.cat((best[0], top), -1), torch.cat((best[1], held), -2)
-            if top.shape[-1] > k:
-                top, index = top.topk(k, dim=-1)
-                held = held.gather(-2, index.unsqueeze(-1).expand(*index.shape, held.shape[-1]))
-        best = top, held
-    assert best is not None
+        found = Best(top, _gather(values, index), index + chunk.start)
+        best = found if best is None else best_among((best, found), k)
     return best
+
+
+def best_among(found: Sequence[Best], k: int) -> Best:
+    """The k best of what was found in several places; exact, since each place has its own k best there."""
+    if len(found) == 1 and found[0].scores.shape[-1] <= k:
+        return found[0]
+    scores, numbers = (torch.cat([getattr(best, name) for best in found], -1) for name in ("scores", "numbers"))
+    values = torch.cat([best.values for best in found], -2)
+    if scores.shape[-1] > k:
+        scores, index = scores.topk(k, dim=-1)
+        numbers = numbers.gather(-1, index)
+        values = values.gather(-2, index.unsqueeze(-1).expand(*index.shape, values.shape[-1]))
+    return Best(scores, values, numbers)
 
 
 def _gather(values: Tensor, index: Tensor) -> Tensor:
