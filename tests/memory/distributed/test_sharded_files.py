@@ -13,18 +13,22 @@ from typing import Any
 import pytest
 import torch
 
-from longfocus import Memory, ShardedMemory, find_sources
+from longfocus import Memory, Reader, ShardedMemory, find_sources
 from longfocus.errors import (
     ConfigError,
     DocumentNotFoundError,
     MemoryFormatError,
     MemoryLockedError,
     MemoryMismatchError,
+    MemoryStoreError,
     MemoryWriteError,
     ShardError,
 )
+from longfocus.memory.context import Part
+from longfocus.memory.dense import Scratch, attend_dense
 from longfocus.memory.distributed.manifest import MANIFEST, Manifest, is_sharded
 from longfocus.memory.distributed.processes import ClusterOptions
+from longfocus.memory.distributed.worker import Packed, Question, Seen, ShardWorker
 from longfocus.model.reading import not_remembered
 from tests.memory.distributed.sharing import model_of, one_memory, sharded, write_texts
 from tests.small_tokenizers import talking
@@ -244,3 +248,48 @@ def test_without_ray_the_error_names_the_command(
 def test_impossible_options_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         ClusterOptions(**wrong)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+def test_what_a_worker_answers_is_attention_in_the_dtype_of_the_query(
+    memory: ShardedMemory, tmp_path: Path, dtype: torch.dtype
+) -> None:
+    worker = ShardWorker(str(tmp_path / "big.memory" / "shard-001"), threads=1)
+    shard = memory.shards[1]
+    seen = Seen(shard.generation, ((0, 9), (13, shard.extent)))
+    query = torch.randn(2, 6, 3, 8).to(dtype)
+    part = Part(shard.store, ranges=seen.ranges)
+    asked = Question(2, Packed.of(query), 0.3, None)
+    assert torch.equal(asked.query.tensor(), query)
+    out, lse = (packed.tensor() for packed in worker.attend(seen, asked))
+    expected = attend_dense(query, part.chunks(2), scale=0.3, softcap=None, scratch=Scratch())
+    assert expected is not None
+    assert (out.dtype, lse.dtype) == (dtype, torch.promote_types(dtype, torch.float32))
+    assert torch.equal(out, expected[0])
+    assert torch.equal(lse, expected[1])
+    scores, values, numbers = worker.best(seen, asked, 4, True)
+    assert numbers is not None
+    assert scores.array.shape == numbers.array.shape == (2, 2, 3, 3, 4)
+    assert values.tensor().dtype == dtype
+    assert not set(numbers.array.flatten().tolist()) & set(range(9, 13)), "what may not be seen"
+    mass = worker.mass(seen, asked, Packed.of(lse))
+    assert mass.shape == (part.tokens,)
+    assert mass.sum() == pytest.approx(6, rel=1e-2), "the mass of six queries"
+
+
+def test_a_worker_looks_again_for_what_was_added_and_refuses_other_files(
+    memory: ShardedMemory, tmp_path: Path, model: Any, texts: list[Path]
+) -> None:
+    folder = tmp_path / "big.memory" / "shard-000"
+    worker = ShardWorker(str(folder), threads=1)
+    worker.open()
+    asked = Question(1, Packed.of(torch.randn(1, 6, 1, 8)), 1.0, None)
+    with Memory.open(folder, model=model, tokenizer=talking(), writable=True) as writer:
+        Reader(model, talking(), writer).read(find_sources([texts[1]]).sources[0])
+        seen = Seen(writer.generation, ((0, writer.extent),))
+        out, _ = worker.attend(seen, asked)
+        assert out.array.shape == (1, 6, 1, 8)
+        writer.remove("*cyrillic.txt")
+        writer.compact()
+    with pytest.raises(MemoryStoreError, match="compacted or cleared meanwhile"):
+        worker.attend(seen, asked)

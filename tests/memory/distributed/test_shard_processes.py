@@ -1,0 +1,408 @@
+"""Shards in processes of their own, on a real Ray: they answer as one memory does, also after they were killed.
+
+python -m pytest tests/memory/distributed/test_shard_processes.py -m ray
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from longfocus import Conversation, FocusCache, Memory, Sampling, ShardedMemory, find_sources, read_in_parallel
+from longfocus.analysis.attribution import passages, token_mass
+from longfocus.analysis.memory_search import head_mass
+from longfocus.config import FocusConfig
+from longfocus.errors import ConfigError, InputError, MemoryStoreError, ShardError, UnsupportedCallError
+from longfocus.memory.context import MassRecorder
+from longfocus.memory.dense import Scratch
+from longfocus.memory.distributed import processes
+from longfocus.memory.distributed.context import ShardedContext
+from longfocus.memory.distributed.processes import ClusterOptions, connect
+from tests.memory.distributed.sharing import (
+    OPTIONS,
+    WINDOW,
+    checkpoint,
+    model_of,
+    one_memory,
+    sharded,
+    write_texts,
+)
+from tests.memory.saved import assert_same, held
+from tests.models import assert_close, logits
+from tests.small_tokenizers import VOCABULARY, talking
+
+pytestmark = pytest.mark.ray
+pytest.importorskip("ray", reason="the package ray is not installed (pip install 'longfocus[cluster]')")
+psutil = pytest.importorskip("psutil")
+
+TOLERANCE = 2e-5  # float32 sums in another order
+
+
+@pytest.fixture(scope="module")
+def ray() -> Iterator[Any]:
+    """One Ray for all tests here."""
+    found = connect(OPTIONS)
+    yield found
+    found.shutdown()
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    return write_texts(tmp_path_factory.mktemp("sharded") / "texts")
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return checkpoint(tmp_path_factory.mktemp("sharded-model") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return model_of()
+
+
+@pytest.fixture(scope="module")
+def single(model: Any, texts: list[Path]) -> Memory:
+    return one_memory(model, texts)
+
+
+@pytest.fixture(scope="module")
+def memory(
+    ray: Any, model: Any, texts: list[Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ShardedMemory]:
+    """Three shards with running processes; tests only ask it."""
+    with sharded(tmp_path_factory.mktemp("sharded-memory") / "big.memory", model, texts, shards=3) as made:
+        yield made
+
+
+def prompt(count: int, seed: int = 1, rows: int = 1) -> Tensor:
+    return torch.randint(3, VOCABULARY, (rows, count), generator=torch.Generator().manual_seed(seed))
+
+
+RETRIEVALS: dict[str, dict[str, Any]] = {"dense": {}, "exact": {"retrieval": "exact", "k": 7}}
+
+
+@pytest.mark.parametrize("retrieval", RETRIEVALS)
+@pytest.mark.parametrize("more", [{}, {"read_span": 100}, {"read_span": 0}], ids=["all", "near", "none"])
+def test_logits_are_those_of_one_memory(
+    memory: ShardedMemory, single: Memory, retrieval: str, more: dict[str, Any]
+) -> None:
+    model = model_of(**RETRIEVALS[retrieval], **more)
+    for count in (1, 5, 3 * WINDOW + 5):
+        expected = logits(model, prompt(count), memory=single)
+        assert_close(logits(model, prompt(count), memory=memory), expected, TOLERANCE, f"{count} tokens")
+        alone = logits(model, prompt(count))
+        assert (alone - expected).abs().max() > 0.1, "the memory matters"
+
+
+@pytest.mark.parametrize("retrieval", RETRIEVALS)
+@pytest.mark.parametrize("span", [None, 60])
+def test_a_padded_batch_sees_what_its_rows_see_alone(
+    memory: ShardedMemory, single: Memory, retrieval: str, span: int | None
+) -> None:
+    model = model_of(**RETRIEVALS[retrieval], read_span=span)
+    ids, mask = prompt(40, rows=3), torch.ones(3, 40, dtype=torch.int64)
+    mask[0, :33], mask[2, :9] = 0, 0
+    found, expected = (logits(model, ids, attention_mask=mask, memory=each) for each in (memory, single))
+    assert_close(found, expected, TOLERANCE, "logits")
+
+
+def test_two_shards_and_a_selection_and_int8(ray: Any, model: Any, texts: list[Path], tmp_path: Path) -> None:
+    small = model_of(memory_dtype="int8")
+    single = one_memory(small, texts[:3])
+    with sharded(tmp_path / "two.memory", small, texts[:3], shards=2) as memory:
+        for patterns in ((), ("*latin.txt",), ("*cyrillic.txt", "*code.txt")):
+            mine, theirs = (each.select(*patterns) if patterns else each for each in (memory, single))
+            found, expected = (logits(small, prompt(9), memory=each) for each in (mine, theirs))
+            assert_close(found, expected, TOLERANCE, f"{patterns}")
+
+
+@pytest.mark.parametrize("retrieval", RETRIEVALS)
+def test_generation_is_that_of_one_memory(memory: ShardedMemory, single: Memory, retrieval: str) -> None:
+    model = model_of(**RETRIEVALS[retrieval])
+    for how in ({"do_sample": False}, {"num_beams": 2}):
+        mine, theirs = (
+            model.generate(
+                prompt(5), memory=each, max_new_tokens=2 * WINDOW, min_new_tokens=2 * WINDOW, pad_token_id=0, **how
+            )
+            for each in (memory, single)
+        )
+        assert mine.tolist() == theirs.tolist()
+
+
+@pytest.mark.parametrize("retrieval", RETRIEVALS)
+def test_mass_and_sources_are_those_of_one_memory(memory: ShardedMemory, single: Memory, retrieval: str) -> None:
+    model = model_of(**RETRIEVALS[retrieval])
+    found = []
+    for each in (memory, single):
+        cache = FocusCache(model.focus, each)
+        cache.recorder = MassRecorder(each.extent)
+        for part in prompt(WINDOW + 9).split(8, 1):
+            logits(model, part, cache=cache)
+        cache.recorder.queries = WINDOW + 9
+        found.append(token_mass(cache.recorder))
+    assert found[1].sum() > 0.2
+    assert_close(torch.from_numpy(found[0]), torch.from_numpy(found[1]), TOLERANCE, "mass")
+    mine, theirs = (passages(each, mass, 4) for each, mass in zip((memory, single), found, strict=True))
+    assert [(one.place, one.text, one.start, one.stop) for one in mine] == [
+        (one.place, one.text, one.start, one.stop) for one in theirs
+    ]
+
+
+def test_a_conversation_with_sources(memory: ShardedMemory, single: Memory, model: Any) -> None:
+    answers = []
+    for each in (memory, single):
+        talk = Conversation(model, talking(None), each, Sampling(max_new_tokens=6))
+        answers.append([talk.ask(question) for question in ("Hm?", "So?")])
+    for mine, theirs in zip(*answers, strict=True):
+        assert (mine.text, [one.place for one in mine.sources]) == (theirs.text, [one.place for one in theirs.sources])
+        assert mine.memory_mass == pytest.approx(theirs.memory_mass, abs=1e-5)
+
+
+def test_a_step_asks_each_shard_once_a_layer_and_all_before_any_answer(
+    memory: ShardedMemory, model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = FocusCache(model.focus, memory)
+    logits(model, prompt(3), cache=cache)
+    happened: list[str] = []
+    send, result = processes.Call._send, processes.Call.result
+    monkeypatch.setattr(processes.Call, "_send", lambda call: (happened.append("asked"), send(call))[1])
+    monkeypatch.setattr(processes.Call, "result", lambda call: (happened.append("answered"), result(call))[1])
+    for recorded in (False, True):
+        happened.clear()
+        cache.recorder = MassRecorder(memory.extent) if recorded else None
+        logits(model, prompt(1), cache=cache)
+        assert happened == (["asked"] * 3 + ["answered"] * 3) * len(model.focus.config.layers)
+
+
+# -- what cannot be --------------------------------------------------------------------------------------------
+
+
+def test_gradients_and_weights_of_heads_are_refused(memory: ShardedMemory, model: Any) -> None:
+    with pytest.raises(UnsupportedCallError, match="no_grad"):
+        model(prompt(3), memory=memory)
+    with pytest.raises(UnsupportedCallError, match="single heads"):
+        head_mass(model, memory, [5, 6])  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="'dense' or 'exact'"):
+        ShardedContext(memory.visible(), None, retrieval="nearest", k=3, scratch=Scratch())
+
+
+def test_a_cache_of_a_memory_that_changed_is_refused(ray: Any, model: Any, texts: list[Path], tmp_path: Path) -> None:
+    with sharded(tmp_path / "changing.memory", model, texts[:3], shards=2) as memory:
+        cache = FocusCache(model.focus, memory)
+        logits(model, prompt(3), cache=cache)
+        stale = memory.visible()
+        memory.remove("*cyrillic.txt")
+        with pytest.raises(MemoryStoreError, match="start a new cache"):
+            logits(model, prompt(3), cache=cache)
+        memory.compact()
+        single = one_memory(model, texts[1:3])
+        found = logits(model, prompt(5), memory=memory)
+        assert_close(found, logits(model, prompt(5), memory=single), TOLERANCE, "after compaction")
+        cache = FocusCache(model.focus, memory)
+        cache._shared, memory._seen = stale, stale  # as another program would that opened it before
+        with pytest.raises(MemoryStoreError, match="compacted or cleared meanwhile"):
+            logits(model, prompt(3), cache=cache)
+
+
+# -- death -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def mortal(ray: Any, model: Any, texts: list[Path], tmp_path: Path) -> Iterator[ShardedMemory]:
+    """Two shards that tests may kill."""
+    with sharded(tmp_path / "mortal.memory", model, texts[:4], shards=2) as memory:
+        memory.start()
+        yield memory
+
+
+def kill(memory: ShardedMemory, number: int) -> int:
+    """Kill a shard's process, and wait until it is gone."""
+    pid = memory.start().shards[number].pid
+    process = psutil.Process(pid)
+    assert "ShardWorker" in " ".join(process.cmdline())
+    os.kill(pid, signal.SIGKILL)
+    psutil.wait_procs([process], timeout=60)
+    return pid
+
+
+def test_a_shard_that_dies_is_started_again_and_the_answer_is_the_same(
+    mortal: ShardedMemory, model: Any, texts: list[Path]
+) -> None:
+    single = one_memory(model, texts[:4])
+    cache, other = FocusCache(model.focus, mortal), FocusCache(model.focus, single)
+    cache.recorder, other.recorder = MassRecorder(mortal.extent), MassRecorder(single.extent)
+    for step, part in enumerate(prompt(5).split(1, 1)):
+        if step in (1, 3):
+            before = kill(mortal, step % 2)
+        found, expected = logits(model, part, cache=cache), logits(model, part, cache=other)
+        assert_close(found, expected, TOLERANCE, f"step {step}")
+    assert mortal.start().shards[1].pid not in (0, before)
+    assert sum(shard.started for shard in mortal.start().shards) == 4
+    cache.recorder.queries = other.recorder.queries = 5
+    masses = [torch.from_numpy(token_mass(each.recorder)) for each in (cache, other)]
+    assert_close(masses[0], masses[1], TOLERANCE, "mass, after two deaths")
+
+
+def _remove(folder: Path) -> None:
+    shutil.rmtree(folder)
+
+
+def _truncate(folder: Path) -> None:
+    path = next(folder.glob("kv-001.*.bin"))
+    os.truncate(path, path.stat().st_size - 1)
+
+
+def _corrupt(folder: Path) -> None:
+    path = next(folder.glob("kv-002.*.bin"))
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"), [(_remove, "holds no memory"), (_truncate, "truncated"), (_corrupt, "corrupted")]
+)
+def test_a_dead_shard_whose_files_are_gone_fails_the_question_by_name(
+    mortal: ShardedMemory, model: Any, damage: Any, message: str
+) -> None:
+    logits(model, prompt(3), memory=mortal)
+    damage(mortal.folder / "shard-001")
+    kill(mortal, 1)
+    for _ in range(2):  # and goes on to do so
+        with pytest.raises(ShardError, match=rf"Shard 1 \(.*shard-001\).*{message}"):
+            logits(model, prompt(3), memory=mortal)
+
+
+def test_a_shard_that_hangs_fails_the_question_and_the_next_one_is_answered(
+    ray: Any, model: Any, texts: list[Path], tmp_path: Path
+) -> None:
+    options = ClusterOptions(answer_seconds=5, threads=1, cpus=2)
+    made = sharded(tmp_path / "hanging.memory", model, texts[:2], shards=2)
+    made.close()
+    with ShardedMemory.open(tmp_path / "hanging.memory", options=options) as memory:
+        before = logits(model, prompt(3), memory=memory)
+        os.kill(memory.start().shards[0].pid, signal.SIGSTOP)
+        with pytest.raises(ShardError, match=r"Shard 0 \(.*\) did not answer within 5 s.*--shard-timeout"):
+            logits(model, prompt(3), memory=memory)
+        assert torch.equal(logits(model, prompt(3), memory=memory), before)
+
+
+def test_closing_ends_the_processes(mortal: ShardedMemory, model: Any) -> None:
+    running = [psutil.Process(shard.pid) for shard in mortal.start().shards]
+    mortal.close()
+    assert psutil.wait_procs(running, timeout=60)[1] == []
+
+
+# -- reading ---------------------------------------------------------------------------------------------------
+
+
+def test_reading_in_parallel_gives_the_documents_in_their_order(
+    ray: Any, model: Any, model_folder: str, texts: list[Path], single: Memory, tmp_path: Path
+) -> None:
+    told = []
+    with ShardedMemory.create(
+        tmp_path / "read.memory", model, talking(), shards=3, model_source=model_folder, options=OPTIONS
+    ) as memory:
+        read_in_parallel(memory, find_sources(texts[:4]).sources, told.append, readers=2)
+        assert [read.done for read in told] == [1, 2, 3, 4]
+        assert told[-1].tokens == memory.tokens == sum(read.document.tokens for read in told)
+        assert {read.shard for read in told} == {0, 1, 2}, "each has the fewest tokens at some time"
+        read_in_parallel(memory, find_sources(texts[4:]).sources, readers=1)
+        assert [Path(document.name).name for document in memory.documents] == [path.name for path in texts]
+        assert all(document.complete for document in memory.documents)
+        for document, theirs in zip(memory.documents, single.documents, strict=True):
+            assert memory.text_of(document) == single.text_of(theirs)
+        assert_close(
+            logits(model, prompt(9), memory=memory), logits(model, prompt(9), memory=single), TOLERANCE, "logits"
+        )
+
+
+def _readers() -> list[Any]:
+    """Processes of Ray that are reading a document just now."""
+    return [
+        one for one in psutil.process_iter(["cmdline"]) if "ReadingWorker.read" in " ".join(one.info["cmdline"] or [])
+    ]
+
+
+def test_a_reading_process_that_dies_goes_on_with_its_document(
+    ray: Any, model: Any, model_folder: str, tmp_path: Path
+) -> None:
+    long = [tmp_path / f"{name}.txt" for name in "ab"]
+    for path in long:
+        path.write_text(f"{path.stem}: It was late; she said that it was neither the captain nor the mate.\n" * 900)
+    single = one_memory(model, long)
+    folder = tmp_path / "killed.memory"
+    with ShardedMemory.create(folder, model, talking(), shards=2, model_source=model_folder, options=OPTIONS) as memory:
+        script = (
+            "import os, signal, sys, time, psutil; from pathlib import Path\n"
+            "journal, size = Path(sys.argv[1]), 0\n"
+            "while journal.read_bytes().count(b'\\n') < 3: time.sleep(0.01)\n"
+            "for one in psutil.process_iter(['cmdline']):\n"
+            "    if 'ReadingWorker.read' in ' '.join(one.info['cmdline'] or []): os.kill(one.pid, signal.SIGKILL); break\n"
+            "else: sys.exit('nobody was reading')\n"
+        )
+        killer = subprocess.Popen([sys.executable, "-c", script, str(folder / "shard-000/journal.jsonl")])
+        read_in_parallel(memory, find_sources(long).sources, readers=2)
+        assert killer.wait(timeout=60) == 0
+        assert [document.tokens for document in memory.documents] == [document.tokens for document in single.documents]
+        for number, shard in enumerate(memory.shards):
+            assert len(shard.documents) == 1, "nothing was read twice"
+            assert shard.documents[0].complete
+            assert_same(held(shard), held(one_memory(model, [long[number]])))
+
+
+def test_an_interrupted_document_goes_on_in_its_shard(
+    ray: Any, model: Any, model_folder: str, texts: list[Path], tmp_path: Path
+) -> None:
+    from longfocus import Reader
+
+    long = tmp_path / "long.txt"
+    long.write_text("It was late; she said that it was neither the captain nor the mate.\n" * 200)
+    folder = tmp_path / "interrupted.memory"
+    with sharded(folder, model, texts[:3], shards=3, source=model_folder) as memory:
+        with Memory.open(folder / "shard-000", model=model, tokenizer=talking(), writable=True) as shard:
+
+            def stop(progress: Any) -> None:
+                raise KeyboardInterrupt
+
+            with pytest.raises(KeyboardInterrupt):
+                Reader(model, talking(), shard).read(find_sources([long]).sources[0], stop)
+            part = shard.documents[-1]
+            assert part.tokens
+            assert not part.complete
+        told = []
+        read_in_parallel(memory, find_sources([texts[3], long]).sources, told.append, readers=1)
+        whole = next(read for read in told if read.source.name == str(long))
+        assert (whole.shard, whole.document.id, whole.document.complete) == (0, part.id, True)
+        assert whole.document.tokens > part.tokens
+        assert [Path(document.name).name for document in memory.documents][-2:] == [texts[3].name, "long.txt"]
+
+
+def test_a_file_that_vanished_is_told_of_and_the_others_are_read(
+    ray: Any, model: Any, model_folder: str, texts: list[Path], tmp_path: Path
+) -> None:
+    gone = tmp_path / "gone.txt"
+    gone.write_text("here now")
+    sources = find_sources([gone, texts[0]]).sources
+    gone.unlink()
+    told = []
+    with ShardedMemory.create(
+        tmp_path / "v.memory", model, talking(), shards=1, model_source=model_folder, options=OPTIONS
+    ) as memory:
+        read_in_parallel(memory, sources, told.append)
+        assert [(read.source.name, read.error is None) for read in told] == [(str(gone), False), (str(texts[0]), True)]
+        assert len(memory.documents) == 1
+        with pytest.raises(InputError, match=r"gone\.txt"):
+            read_in_parallel(memory, sources[:1])
+        assert FocusConfig.from_dict(memory.focus_options) == model.focus.config
