@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -291,5 +292,7 @@ def test_a_worker_looks_again_for_what_was_added_and_refuses_other_files(
         assert out.array.shape == (1, 6, 1, 8)
         writer.remove("*cyrillic.txt")
         writer.compact()
+    assert np.array_equal(worker.attend(seen, asked)[0].array, out.array), "from the files that it holds open"
+    worker.open()  # as its successor would
     with pytest.raises(MemoryStoreError, match="compacted or cleared meanwhile"):
         worker.attend(seen, asked)
