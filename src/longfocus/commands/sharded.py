@@ -151,8 +151,9 @@ def _read(memory: ShardedMemory, sources: Sequence[Source]) -> None:
 
     def tell(read: Any) -> None:
         if read.error is not None:
-            if len(sources) > 1:
-                common.note(f"Skipped {read.error}")
+            if len(sources) == 1:
+                raise read.error
+            common.note(f"Skipped {read.error}")
             return
         seconds = max(1e-9, time.monotonic() - begun)
         common.note(

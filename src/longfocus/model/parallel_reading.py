@@ -103,13 +103,12 @@ def read_in_parallel(
 
     Args:
         sources: files must have the same paths on every machine.
-        progress: told of each document as it is done.
+        progress: told of each document as it is done, also of one that could not be read; what it raises ends the reading.
         readers: processes that read at the same time, each with the model in its memory; None: as many as the cluster has CPUs
             and the memory has shards.
         model_source: where they load the model from; None: where the one was loaded from that made the memory.
 
     Raises:
-        InputError: the only source cannot be read; of several, `progress` is told.
         ShardError: a process cannot be started, or died too often; what was read before is in the memory.
         MemoryLockedError: somebody else is writing.
     """
@@ -125,8 +124,6 @@ def read_in_parallel(
         try:
             for read in crew.read(sources):
                 progress(read)
-                if read.error is not None and len(sources) == 1:
-                    raise read.error
         finally:
             crew.close()
 

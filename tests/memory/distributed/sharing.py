@@ -8,10 +8,11 @@ from typing import Any
 
 from longfocus import FocusConfig, Memory, Reader, ShardedMemory, attach, find_sources
 from longfocus.memory.distributed.processes import ClusterOptions
-from tests.models import MEMORY_LAYERS, tiny
+from tests.memory.saved import held
+from tests.models import MEMORY_LAYERS, assert_close, tiny
 from tests.small_tokenizers import SAMPLES, VOCABULARY, talking
 
-WINDOW = 16
+WINDOW = 32
 OPTIONS = ClusterOptions(cpus=2, threads=1, start_seconds=240)
 NAMES = ("cyrillic", "latin", "code", "arabic", "spaces", "greek")
 
@@ -62,3 +63,11 @@ def sharded(
                 order.append((number % shards, writer.generation, Reader(model, talking(), writer).read(found).id))
         memory.order_as(order)
     return memory
+
+
+def assert_as_read_here(shard: Memory, expected: Memory) -> None:
+    """The same documents and tokens, whole; the same records but for the rounding of sums."""
+    mine, theirs = held(shard), held(expected)
+    assert (mine.rows, mine.texts, mine.documents) == (theirs.rows, theirs.texts, theirs.documents)
+    for layer, records in theirs.records.items():
+        assert_close(mine.records[layer], records, 1e-4, f"records of layer {layer}")

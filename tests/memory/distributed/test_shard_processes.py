@@ -5,6 +5,8 @@ python -m pytest tests/memory/distributed/test_shard_processes.py -m ray
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import os
 import shutil
 import signal
@@ -18,26 +20,27 @@ import pytest
 import torch
 from torch import Tensor
 
-from longfocus import Conversation, FocusCache, Memory, Sampling, ShardedMemory, find_sources, read_in_parallel
+from longfocus import Conversation, FocusCache, Memory, Reader, Sampling, ShardedMemory, find_sources, read_in_parallel
 from longfocus.analysis.attribution import passages, token_mass
 from longfocus.analysis.memory_search import head_mass
-from longfocus.config import FocusConfig
-from longfocus.errors import ConfigError, InputError, MemoryStoreError, ShardError, UnsupportedCallError
+from longfocus.errors import ConfigError, MemoryStoreError, ShardError, UnsupportedCallError
 from longfocus.memory.context import MassRecorder
 from longfocus.memory.dense import Scratch
 from longfocus.memory.distributed import processes
 from longfocus.memory.distributed.context import ShardedContext
-from longfocus.memory.distributed.processes import ClusterOptions, connect
+from longfocus.memory.distributed.processes import connect
+from longfocus.model.parallel_reading import Read
+from longfocus.model.reading import not_remembered
 from tests.memory.distributed.sharing import (
     OPTIONS,
     WINDOW,
+    assert_as_read_here,
     checkpoint,
     model_of,
     one_memory,
     sharded,
     write_texts,
 )
-from tests.memory.saved import assert_same, held
 from tests.models import assert_close, logits
 from tests.small_tokenizers import VOCABULARY, talking
 
@@ -117,14 +120,10 @@ def test_a_padded_batch_sees_what_its_rows_see_alone(
     assert_close(found, expected, TOLERANCE, "logits")
 
 
-def test_two_shards_and_a_selection_and_int8(ray: Any, model: Any, texts: list[Path], tmp_path: Path) -> None:
-    small = model_of(memory_dtype="int8")
-    single = one_memory(small, texts[:3])
-    with sharded(tmp_path / "two.memory", small, texts[:3], shards=2) as memory:
-        for patterns in ((), ("*latin.txt",), ("*cyrillic.txt", "*code.txt")):
-            mine, theirs = (each.select(*patterns) if patterns else each for each in (memory, single))
-            found, expected = (logits(small, prompt(9), memory=each) for each in (mine, theirs))
-            assert_close(found, expected, TOLERANCE, f"{patterns}")
+def test_a_selection_is_asked_alone(memory: ShardedMemory, single: Memory, model: Any) -> None:
+    for patterns in (("*latin.txt",), ("*cyrillic.txt", "*code.txt", "*spaces.txt")):
+        found, expected = (logits(model, prompt(9), memory=each.select(*patterns)) for each in (memory, single))
+        assert_close(found, expected, TOLERANCE, f"{patterns}")
 
 
 @pytest.mark.parametrize("retrieval", RETRIEVALS)
@@ -197,8 +196,10 @@ def test_gradients_and_weights_of_heads_are_refused(memory: ShardedMemory, model
         ShardedContext(memory.visible(), None, retrieval="nearest", k=3, scratch=Scratch())
 
 
-def test_a_cache_of_a_memory_that_changed_is_refused(ray: Any, model: Any, texts: list[Path], tmp_path: Path) -> None:
-    with sharded(tmp_path / "changing.memory", model, texts[:3], shards=2) as memory:
+def test_a_memory_that_changes_is_asked_as_it_is_and_closing_ends_its_process(
+    ray: Any, model: Any, texts: list[Path], tmp_path: Path
+) -> None:
+    with sharded(tmp_path / "changing.memory", model, texts[:3], shards=1) as memory:
         cache = FocusCache(model.focus, memory)
         logits(model, prompt(3), cache=cache)
         stale = memory.visible()
@@ -213,15 +214,19 @@ def test_a_cache_of_a_memory_that_changed_is_refused(ray: Any, model: Any, texts
         cache._shared, memory._seen = stale, stale  # as another program would that opened it before
         with pytest.raises(MemoryStoreError, match="compacted or cleared meanwhile"):
             logits(model, prompt(3), cache=cache)
+        process = psutil.Process(memory.start().shards[0].pid)
+    assert psutil.wait_procs([process], timeout=60)[1] == []
 
 
 # -- death -----------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def mortal(ray: Any, model: Any, texts: list[Path], tmp_path: Path) -> Iterator[ShardedMemory]:
-    """Two shards that tests may kill."""
-    with sharded(tmp_path / "mortal.memory", model, texts[:4], shards=2) as memory:
+@pytest.fixture(scope="module")
+def mortal(
+    ray: Any, model: Any, texts: list[Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ShardedMemory]:
+    """Two shards that tests may kill; each leaves it as it was."""
+    with sharded(tmp_path_factory.mktemp("mortal") / "mortal.memory", model, texts[:4], shards=2) as memory:
         memory.start()
         yield memory
 
@@ -241,17 +246,36 @@ def test_a_shard_that_dies_is_started_again_and_the_answer_is_the_same(
 ) -> None:
     single = one_memory(model, texts[:4])
     cache, other = FocusCache(model.focus, mortal), FocusCache(model.focus, single)
-    cache.recorder, other.recorder = MassRecorder(mortal.extent), MassRecorder(single.extent)
+    mine, theirs = cache.recorder, other.recorder = MassRecorder(mortal.extent), MassRecorder(single.extent)
+    killed = 0
     for step, part in enumerate(prompt(5).split(1, 1)):
-        if step in (1, 3):
-            before = kill(mortal, step % 2)
+        if step == 2:
+            killed = kill(mortal, 1)
         found, expected = logits(model, part, cache=cache), logits(model, part, cache=other)
         assert_close(found, expected, TOLERANCE, f"step {step}")
-    assert mortal.start().shards[1].pid not in (0, before)
-    assert sum(shard.started for shard in mortal.start().shards) == 4
-    cache.recorder.queries = other.recorder.queries = 5
-    masses = [torch.from_numpy(token_mass(each.recorder)) for each in (cache, other)]
-    assert_close(masses[0], masses[1], TOLERANCE, "mass, after two deaths")
+    assert mortal.start().shards[1].pid not in (0, killed)
+    assert [shard.started for shard in mortal.start().shards] == [1, 2]
+    mine.queries = theirs.queries = 5
+    masses = [torch.from_numpy(token_mass(each)) for each in (mine, theirs)]
+    assert_close(masses[0], masses[1], TOLERANCE, "mass, also of queries before the death")
+
+
+def test_a_dead_shard_whose_files_are_gone_or_broken_fails_the_question_by_name(
+    mortal: ShardedMemory, model: Any
+) -> None:
+    before = logits(model, prompt(3), memory=mortal)
+    folder, aside = mortal.folder / "shard-001", mortal.folder / "aside"
+    shutil.copytree(folder, aside)
+    for damage, message in ((_remove, "holds no memory"), (_truncate, "truncated")):
+        damage(folder)
+        assert torch.equal(logits(model, prompt(3), memory=mortal), before), "the process holds its files open"
+        kill(mortal, 1)
+        with pytest.raises(ShardError, match=rf"Shard 1 \(.*shard-001\) died and cannot be started again.*{message}"):
+            logits(model, prompt(3), memory=mortal)
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(aside, folder)
+    assert torch.equal(logits(model, prompt(3), memory=mortal), before), "restored from a copy"
+    shutil.rmtree(aside)
 
 
 def _remove(folder: Path) -> None:
@@ -260,79 +284,47 @@ def _remove(folder: Path) -> None:
 
 def _truncate(folder: Path) -> None:
     path = next(folder.glob("kv-001.*.bin"))
-    os.truncate(path, path.stat().st_size - 1)
-
-
-def _corrupt(folder: Path) -> None:
-    path = next(folder.glob("kv-002.*.bin"))
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
-
-
-@pytest.mark.parametrize(
-    ("damage", "message"), [(_remove, "holds no memory"), (_truncate, "truncated"), (_corrupt, "corrupted")]
-)
-def test_a_dead_shard_whose_files_are_gone_fails_the_question_by_name(
-    mortal: ShardedMemory, model: Any, damage: Any, message: str
-) -> None:
-    logits(model, prompt(3), memory=mortal)
-    damage(mortal.folder / "shard-001")
-    kill(mortal, 1)
-    for _ in range(2):  # and goes on to do so
-        with pytest.raises(ShardError, match=rf"Shard 1 \(.*shard-001\).*{message}"):
-            logits(model, prompt(3), memory=mortal)
+    copy = path.with_name("copy")
+    copy.write_bytes(path.read_bytes()[:-1])
+    os.replace(copy, path)  # the old file stays for who has it open
 
 
 def test_a_shard_that_hangs_fails_the_question_and_the_next_one_is_answered(
-    ray: Any, model: Any, texts: list[Path], tmp_path: Path
+    mortal: ShardedMemory, model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options = ClusterOptions(answer_seconds=5, threads=1, cpus=2)
-    made = sharded(tmp_path / "hanging.memory", model, texts[:2], shards=2)
-    made.close()
-    with ShardedMemory.open(tmp_path / "hanging.memory", options=options) as memory:
-        before = logits(model, prompt(3), memory=memory)
-        os.kill(memory.start().shards[0].pid, signal.SIGSTOP)
-        with pytest.raises(ShardError, match=r"Shard 0 \(.*\) did not answer within 5 s.*--shard-timeout"):
-            logits(model, prompt(3), memory=memory)
-        assert torch.equal(logits(model, prompt(3), memory=memory), before)
-
-
-def test_closing_ends_the_processes(mortal: ShardedMemory, model: Any) -> None:
-    running = [psutil.Process(shard.pid) for shard in mortal.start().shards]
-    mortal.close()
-    assert psutil.wait_procs(running, timeout=60)[1] == []
+    before = logits(model, prompt(3), memory=mortal)
+    shard = mortal.start().shards[0]
+    monkeypatch.setattr(shard, "options", dataclasses.replace(shard.options, answer_seconds=5))
+    os.kill(shard.pid, signal.SIGSTOP)
+    with pytest.raises(ShardError, match=r"Shard 0 \(.*\) did not answer within 5 s.*--shard-timeout"):
+        logits(model, prompt(3), memory=mortal)
+    assert torch.equal(logits(model, prompt(3), memory=mortal), before)
 
 
 # -- reading ---------------------------------------------------------------------------------------------------
 
 
-def test_reading_in_parallel_gives_the_documents_in_their_order(
+def test_reading_in_parallel_keeps_the_order_and_tells_of_what_it_could_not_read(
     ray: Any, model: Any, model_folder: str, texts: list[Path], single: Memory, tmp_path: Path
 ) -> None:
-    told = []
+    gone = tmp_path / "gone.txt"
+    gone.write_text("here now")
+    sources = find_sources([texts[0], gone, *texts[1:]]).sources
+    gone.unlink()
+    told: list[Read] = []
     with ShardedMemory.create(
         tmp_path / "read.memory", model, talking(), shards=3, model_source=model_folder, options=OPTIONS
     ) as memory:
-        read_in_parallel(memory, find_sources(texts[:4]).sources, told.append, readers=2)
-        assert [read.done for read in told] == [1, 2, 3, 4]
-        assert told[-1].tokens == memory.tokens == sum(read.document.tokens for read in told)
+        read_in_parallel(memory, sources, told.append, readers=2)
+        assert [read.done for read in told] == [1, 2, 3, 4, 5, 6, 7]
+        assert [read.source.name for read in told if read.error is not None] == [str(gone)]
+        assert told[-1].tokens == memory.tokens == single.tokens
         assert {read.shard for read in told} == {0, 1, 2}, "each has the fewest tokens at some time"
-        read_in_parallel(memory, find_sources(texts[4:]).sources, readers=1)
         assert [Path(document.name).name for document in memory.documents] == [path.name for path in texts]
-        assert all(document.complete for document in memory.documents)
-        for document, theirs in zip(memory.documents, single.documents, strict=True):
-            assert memory.text_of(document) == single.text_of(theirs)
-        assert_close(
-            logits(model, prompt(9), memory=memory), logits(model, prompt(9), memory=single), TOLERANCE, "logits"
-        )
-
-
-def _readers() -> list[Any]:
-    """Processes of Ray that are reading a document just now."""
-    return [
-        one for one in psutil.process_iter(["cmdline"]) if "ReadingWorker.read" in " ".join(one.info["cmdline"] or [])
-    ]
+        assert not not_remembered(memory, find_sources(texts).sources)
+        for shard in memory.shards:
+            documents = [Path(document.path or "") for document in shard.documents]
+            assert_as_read_here(shard, one_memory(model, documents))
 
 
 def test_a_reading_process_that_dies_goes_on_with_its_document(
@@ -340,69 +332,72 @@ def test_a_reading_process_that_dies_goes_on_with_its_document(
 ) -> None:
     long = [tmp_path / f"{name}.txt" for name in "ab"]
     for path in long:
-        path.write_text(f"{path.stem}: It was late; she said that it was neither the captain nor the mate.\n" * 900)
-    single = one_memory(model, long)
+        path.write_text(f"{path.stem}: It was late; she said that it was neither the captain nor the mate.\n" * 300)
     folder = tmp_path / "killed.memory"
     with ShardedMemory.create(folder, model, talking(), shards=2, model_source=model_folder, options=OPTIONS) as memory:
-        script = (
-            "import os, signal, sys, time, psutil; from pathlib import Path\n"
-            "journal, size = Path(sys.argv[1]), 0\n"
-            "while journal.read_bytes().count(b'\\n') < 3: time.sleep(0.01)\n"
-            "for one in psutil.process_iter(['cmdline']):\n"
-            "    if 'ReadingWorker.read' in ' '.join(one.info['cmdline'] or []): os.kill(one.pid, signal.SIGKILL); break\n"
-            "else: sys.exit('nobody was reading')\n"
-        )
-        killer = subprocess.Popen([sys.executable, "-c", script, str(folder / "shard-000/journal.jsonl")])
+        killer = subprocess.Popen([sys.executable, "-c", KILLER, str(folder / "shard-000/journal.jsonl")])
         read_in_parallel(memory, find_sources(long).sources, readers=2)
-        assert killer.wait(timeout=60) == 0
-        assert [document.tokens for document in memory.documents] == [document.tokens for document in single.documents]
+        assert killer.wait(timeout=60) == 0, "a process was killed while it read"
         for number, shard in enumerate(memory.shards):
-            assert len(shard.documents) == 1, "nothing was read twice"
-            assert shard.documents[0].complete
-            assert_same(held(shard), held(one_memory(model, [long[number]])))
+            assert_as_read_here(shard, one_memory(model, [long[number]]))
+
+
+KILLER = """
+import os, signal, sys, time, psutil
+from pathlib import Path
+
+while Path(sys.argv[1]).read_bytes().count(b"\\n") < 3:  # a first line, and two commits
+    time.sleep(0.01)
+for one in psutil.process_iter(["cmdline"]):
+    if "ReadingWorker.read" in " ".join(one.info["cmdline"] or []):
+        sys.exit(os.kill(one.pid, signal.SIGKILL))
+sys.exit("nobody was reading any more")
+"""
 
 
 def test_an_interrupted_document_goes_on_in_its_shard(
     ray: Any, model: Any, model_folder: str, texts: list[Path], tmp_path: Path
 ) -> None:
-    from longfocus import Reader
-
     long = tmp_path / "long.txt"
-    long.write_text("It was late; she said that it was neither the captain nor the mate.\n" * 200)
+    long.write_text("It was late; she said that it was neither the captain nor the mate.\n" * 150)
+
+    def stop(progress: Any) -> None:
+        raise KeyboardInterrupt
+
     folder = tmp_path / "interrupted.memory"
     with sharded(folder, model, texts[:3], shards=3, source=model_folder) as memory:
         with Memory.open(folder / "shard-000", model=model, tokenizer=talking(), writable=True) as shard:
-
-            def stop(progress: Any) -> None:
-                raise KeyboardInterrupt
-
             with pytest.raises(KeyboardInterrupt):
                 Reader(model, talking(), shard).read(find_sources([long]).sources[0], stop)
             part = shard.documents[-1]
             assert part.tokens
             assert not part.complete
-        told = []
+        told: list[Read] = []
         read_in_parallel(memory, find_sources([texts[3], long]).sources, told.append, readers=1)
         whole = next(read for read in told if read.source.name == str(long))
+        assert whole.document is not None
         assert (whole.shard, whole.document.id, whole.document.complete) == (0, part.id, True)
         assert whole.document.tokens > part.tokens
         assert [Path(document.name).name for document in memory.documents][-2:] == [texts[3].name, "long.txt"]
 
 
-def test_a_file_that_vanished_is_told_of_and_the_others_are_read(
-    ray: Any, model: Any, model_folder: str, texts: list[Path], tmp_path: Path
-) -> None:
-    gone = tmp_path / "gone.txt"
-    gone.write_text("here now")
-    sources = find_sources([gone, texts[0]]).sources
-    gone.unlink()
-    told = []
-    with ShardedMemory.create(
-        tmp_path / "v.memory", model, talking(), shards=1, model_source=model_folder, options=OPTIONS
-    ) as memory:
-        read_in_parallel(memory, sources, told.append)
-        assert [(read.source.name, read.error is None) for read in told] == [(str(gone), False), (str(texts[0]), True)]
-        assert len(memory.documents) == 1
-        with pytest.raises(InputError, match=r"gone\.txt"):
-            read_in_parallel(memory, sources[:1])
-        assert FocusConfig.from_dict(memory.focus_options) == model.focus.config
+def test_the_command_line_from_texts_to_an_answer(texts: list[Path], model_folder: str, tmp_path: Path) -> None:
+    folder = tmp_path / "big.memory"
+
+    def longfocus(*arguments: Any) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "longfocus.cli", *map(str, arguments)]
+        return subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+
+    done = longfocus("remember", *texts[:4], "--into", folder, "--shards", 2, "--model", model_folder, "--threads", 1)
+    assert done.returncode == 0, done.stderr
+    assert "2 shards, 4 documents" in done.stderr
+    about = json.loads(longfocus("info", folder, "--json").stdout)
+    assert [Path(document["name"]).name for document in about["documents"]] == [path.name for path in texts[:4]]
+    assert sum(shard["tokens"] for shard in about["shards"]) == about["tokens"]
+    assert all(shard["documents"] for shard in about["shards"])
+    done = longfocus("ask", folder, "Hm?", "--json", "--max-new-tokens", 3, "--threads", 1)
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert answer["memory"] == {"documents": 4, "tokens": about["tokens"], "bytes": about["bytes"]}
+    assert len(answer["sources"]) == 5
+    assert {source["document"] for source in answer["sources"]} <= {str(path) for path in texts[:4]}

@@ -164,7 +164,7 @@ def test_one_writes_at_a_time(memory: ShardedMemory, tmp_path: Path) -> None:
 
 def test_another_model_is_refused(memory: ShardedMemory) -> None:
     with pytest.raises(MemoryMismatchError, match="the local window"):
-        memory.check(model_of(window=32))
+        memory.check(model_of(window=16))
     with pytest.raises(MemoryMismatchError, match="absolute"):
         ShardedMemory.create("never-made", model_of(memory_positions="absolute"), shards=2)
     assert not Path("never-made").exists()
@@ -206,7 +206,7 @@ def _missing_shard(folder: Path) -> None:
 
 def _foreign_shard(folder: Path) -> None:
     _missing_shard(folder)
-    Memory.create(folder / "shard-001", model_of(window=32), talking()).close()
+    Memory.create(folder / "shard-001", model_of(window=16), talking()).close()
 
 
 @pytest.mark.parametrize(
