@@ -26,7 +26,7 @@ from longfocus.analysis.memory_search import head_mass
 from longfocus.errors import ConfigError, MemoryStoreError, ShardError, UnsupportedCallError
 from longfocus.memory.context import MassRecorder
 from longfocus.memory.dense import Scratch
-from longfocus.memory.distributed import processes
+from longfocus.memory.distributed import context, processes
 from longfocus.memory.distributed.context import ShardedContext
 from longfocus.memory.distributed.processes import connect
 from longfocus.model.parallel_reading import Read
@@ -156,6 +156,23 @@ def test_mass_and_sources_are_those_of_one_memory(memory: ShardedMemory, single:
     assert [(one.place, one.text, one.start, one.stop) for one in mine] == [
         (one.place, one.text, one.start, one.stop) for one in theirs
     ]
+
+
+def test_long_passes_ask_in_blocks_and_settle_early(
+    memory: ShardedMemory, single: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(context, "_VALUES_AT_ONCE", 2 * 6 * 7 * 8 * 5)  # 5 queries of two rows
+    monkeypatch.setattr(context, "_UNSETTLED_QUERIES", 4)
+    for retrieval in RETRIEVALS.values():
+        model = model_of(**retrieval)
+        masses = []
+        for each in (memory, single):
+            cache = FocusCache(model.focus, each)
+            recorder = cache.recorder = MassRecorder(each.extent, queries=1)
+            found = logits(model, prompt(13, rows=2), cache=cache)
+            masses.append((found, torch.from_numpy(token_mass(recorder))))
+        for mine, theirs, what in zip(*masses, ("logits", "mass"), strict=True):
+            assert_close(mine, theirs, TOLERANCE, what)
 
 
 def test_a_conversation_with_sources(memory: ShardedMemory, single: Memory, model: Any) -> None:
