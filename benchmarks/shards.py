@@ -18,10 +18,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-import common
 import numpy as np
 import torch
 
+import common
 from longfocus import FocusCache, Memory, Reader, ShardedMemory, find_sources, read_in_parallel
 from longfocus.memory.documents import TOKEN_DTYPE
 from longfocus.settings import sizes_of

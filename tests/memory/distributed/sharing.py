@@ -36,7 +36,9 @@ def write_texts(folder: Path) -> list[Path]:
     paths = []
     for number, name in enumerate(NAMES):
         path = folder / f"{number}-{name}.txt"
-        path.write_bytes((SAMPLES[name] * (1 + number % 3)).encode())
+        # no text twice: which of two equal keys is among the k best is not said
+        lines = [f"{number}.{line} {SAMPLES[name]}" for line in range(1 + number % 3)]
+        path.write_bytes("".join(lines).encode())
         paths.append(path)
     return paths
 

@@ -291,7 +291,7 @@ def test_a_dead_shard_whose_files_are_gone_or_broken_fails_the_question_by_name(
             logits(model, prompt(3), memory=mortal)
         shutil.rmtree(folder, ignore_errors=True)
         shutil.copytree(aside, folder)
-    assert torch.equal(logits(model, prompt(3), memory=mortal), before), "restored from a copy"
+        assert torch.equal(logits(model, prompt(3), memory=mortal), before), "restored from a copy"
     shutil.rmtree(aside)
 
 
@@ -366,7 +366,7 @@ from pathlib import Path
 while Path(sys.argv[1]).read_bytes().count(b"\\n") < 3:  # a first line, and two commits
     time.sleep(0.01)
 for one in psutil.process_iter(["cmdline"]):
-    if "ReadingWorker.read" in " ".join(one.info["cmdline"] or []):
+    if "".join(one.info["cmdline"] or []).startswith("ray::ReadingWorker.read"):
         sys.exit(os.kill(one.pid, signal.SIGKILL))
 sys.exit("nobody was reading any more")
 """
