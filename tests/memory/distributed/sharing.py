@@ -12,9 +12,10 @@ from tests.memory.saved import held
 from tests.models import MEMORY_LAYERS, assert_close, tiny
 from tests.small_tokenizers import SAMPLES, VOCABULARY, talking
 
-WINDOW = 32
+WINDOW = 64
 OPTIONS = ClusterOptions(cpus=2, threads=1, start_seconds=240)
-NAMES = ("cyrillic", "latin", "code", "arabic", "spaces", "greek")
+DOCUMENTS = ("cyrillic", "latin emoji", "code hebrew thai", "arabic", "spaces chinese", "greek japanese korean")
+"""Samples of each. No text stands twice: which of two equal keys is among the k best is not said."""
 
 
 def model_of(**options: Any) -> Any:
@@ -31,14 +32,12 @@ def checkpoint(folder: Path) -> str:
 
 
 def write_texts(folder: Path) -> list[Path]:
-    """Six files of 40 to 250 tokens in several scripts."""
+    """Six files of up to some 300 tokens in several scripts."""
     folder.mkdir()
     paths = []
-    for number, name in enumerate(NAMES):
-        path = folder / f"{number}-{name}.txt"
-        # no text twice: which of two equal keys is among the k best is not said
-        lines = [f"{number}.{line} {SAMPLES[name]}" for line in range(1 + number % 3)]
-        path.write_bytes("".join(lines).encode())
+    for number, names in enumerate(map(str.split, DOCUMENTS)):
+        path = folder / f"{number}-{names[0]}.txt"
+        path.write_bytes("".join(SAMPLES[name] for name in names).encode())
         paths.append(path)
     return paths
 

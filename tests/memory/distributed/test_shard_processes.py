@@ -114,8 +114,8 @@ def test_a_padded_batch_sees_what_its_rows_see_alone(
     memory: ShardedMemory, single: Memory, retrieval: str, span: int | None
 ) -> None:
     model = model_of(**RETRIEVALS[retrieval], read_span=span)
-    ids, mask = prompt(40, rows=3), torch.ones(3, 40, dtype=torch.int64)
-    mask[0, :33], mask[2, :9] = 0, 0
+    ids, mask = prompt(150, rows=3), torch.ones(3, 150, dtype=torch.int64)
+    mask[0, :33], mask[2, :120] = 0, 0
     found, expected = (logits(model, ids, attention_mask=mask, memory=each) for each in (memory, single))
     assert_close(found, expected, TOLERANCE, "logits")
 
@@ -132,7 +132,7 @@ def test_generation_is_that_of_one_memory(memory: ShardedMemory, single: Memory,
     for how in ({"do_sample": False}, {"num_beams": 2}):
         mine, theirs = (
             model.generate(
-                prompt(5), memory=each, max_new_tokens=2 * WINDOW, min_new_tokens=2 * WINDOW, pad_token_id=0, **how
+                prompt(5), memory=each, max_new_tokens=WINDOW + 9, min_new_tokens=WINDOW + 9, pad_token_id=0, **how
             )
             for each in (memory, single)
         )
@@ -398,14 +398,18 @@ def test_an_interrupted_document_goes_on_in_its_shard(
         assert [Path(document.name).name for document in memory.documents][-2:] == [texts[3].name, "long.txt"]
 
 
-def test_the_command_line_from_texts_to_an_answer(texts: list[Path], model_folder: str, tmp_path: Path) -> None:
-    folder = tmp_path / "big.memory"
+def test_the_command_line_from_texts_to_an_answer(
+    ray: Any, texts: list[Path], model_folder: str, tmp_path: Path
+) -> None:
+    """Read on a cluster that runs already; asked on a Ray of the command's own."""
+    folder, address = tmp_path / "big.memory", ray.get_runtime_context().gcs_address
 
     def longfocus(*arguments: Any) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "longfocus.cli", *map(str, arguments)]
         return subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
 
-    done = longfocus("remember", *texts[:4], "--into", folder, "--shards", 2, "--model", model_folder, "--threads", 1)
+    where = ("--ray-address", address, "--threads", 1)
+    done = longfocus("remember", *texts[:4], "--into", folder, "--shards", 2, "--model", model_folder, *where)
     assert done.returncode == 0, done.stderr
     assert "2 shards, 4 documents" in done.stderr
     about = json.loads(longfocus("info", folder, "--json").stdout)
