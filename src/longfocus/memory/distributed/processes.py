@@ -3,8 +3,8 @@
 Ray is used for what it is good at (starting processes on machines, calls, noticing that a process or machine died) and nothing
 else: a shard's process keeps nothing that its files do not have, so one that died is made anew from them and asked again.
 
-On one machine `local` starts a Ray of its own, bound to the loopback address, that ends with this process. An address joins
-a cluster that runs already (`ray start`).
+Without an address a Ray of our own is started, which ends with this process. It listens on the machine's network address (Ray
+cannot be told not to) and lets in who has its token. An address joins a cluster that runs already (`ray start`).
 """
 
 from __future__ import annotations
@@ -69,6 +69,8 @@ def connect(options: ClusterOptions) -> Any:
     os.environ.setdefault(
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0"
     )  # processes without a GPU of their own leave it alone
+    if options.address is None:
+        os.environ.setdefault("RAY_AUTH_MODE", "token")  # Ray listens to the network
     try:
         ray: Any = importlib.import_module("ray")
     except ImportError as error:
@@ -82,7 +84,6 @@ def connect(options: ClusterOptions) -> Any:
             "num_cpus": options.cpus,
             "include_dashboard": False,
             "object_store_memory": _STORE_BYTES,
-            "_node_ip_address": "127.0.0.1",
         }
     else:
         arguments["address"] = options.address
