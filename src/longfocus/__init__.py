@@ -34,12 +34,14 @@ if TYPE_CHECKING:
     from longfocus.data.documents import Source as Source
     from longfocus.data.documents import find_sources as find_sources
     from longfocus.errors import LongfocusError as LongfocusError
+    from longfocus.memory.distributed.memory import ShardedMemory as ShardedMemory
     from longfocus.memory.memory import Memory as Memory
     from longfocus.model.attach import attach as attach
     from longfocus.model.attach import detach as detach
     from longfocus.model.cache import FocusCache as FocusCache
     from longfocus.model.load import load as load
     from longfocus.model.load import load_tokenizer as load_tokenizer
+    from longfocus.model.parallel_reading import read_in_parallel as read_in_parallel
     from longfocus.model.reading import Reader as Reader
     from longfocus.model.reading import read_ids as read_ids
 
@@ -53,6 +55,7 @@ _PUBLIC = {
     "Passage": "longfocus.analysis.attribution",
     "Reader": "longfocus.model.reading",
     "Sampling": "longfocus.answering",
+    "ShardedMemory": "longfocus.memory.distributed.memory",
     "Source": "longfocus.data.documents",
     "attach": "longfocus.model.attach",
     "attend": "longfocus.attention",
@@ -62,6 +65,7 @@ _PUBLIC = {
     "load_tokenizer": "longfocus.model.load",
     "merge": "longfocus.attention",
     "read_ids": "longfocus.model.reading",
+    "read_in_parallel": "longfocus.model.parallel_reading",
 }
 
 __all__ = sorted(_PUBLIC)

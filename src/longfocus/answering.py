@@ -11,8 +11,8 @@ from transformers import TextStreamer
 
 from longfocus.analysis.attribution import Passage, passages, token_mass
 from longfocus.errors import PromptTooLongError
+from longfocus.memory.asked import AskedMemory
 from longfocus.memory.context import MassRecorder
-from longfocus.memory.memory import Memory
 from longfocus.model.cache import FocusCache
 from longfocus.model.focused import FocusedModel
 
@@ -61,7 +61,7 @@ class Conversation:
 
     model: FocusedModel
     tokenizer: Any
-    memory: Memory | None
+    memory: AskedMemory | None
     sampling: Sampling = field(default_factory=Sampling)
     _ids: list[int] = field(default_factory=list)
     _cache: FocusCache | None = None

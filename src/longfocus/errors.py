@@ -16,7 +16,8 @@
         ├── MemoryMismatchError    made by another model, other layers, another window or dtype
         ├── MemoryLockedError      another process is writing to it
         ├── MemoryWriteError       the disk refused: full, read-only, no permission
-        └── DocumentNotFoundError  no document of that name or pattern is in the memory
+        ├── DocumentNotFoundError  no document of that name or pattern is in the memory
+        └── ShardError             a part of a sharded memory does not answer, or Ray cannot be used
 
 Programmers' mistakes inside the package are `assert`s, not members of this tree.
 """
@@ -93,6 +94,10 @@ class MemoryWriteError(MemoryStoreError):
 
 class DocumentNotFoundError(MemoryStoreError, LookupError):
     """A memory holds no document of that name, and none that matches the pattern."""
+
+
+class ShardError(MemoryStoreError):
+    """A shard of a memory does not answer and cannot be started again, or the Ray that runs shards is not there."""
 
 
 def did_you_mean(name: str, known: Sequence[str]) -> str:

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from longfocus.memory.context import MassRecorder
+from longfocus.memory.context import MassRecorder, Part
 from longfocus.model.attach import attach
 from longfocus.model.attention_function import NAME, register
 from longfocus.model.cache import FocusCache
@@ -391,12 +391,13 @@ def test_switched_on_by_name_alone_it_is_causal_and_masks_padding(name: str) -> 
 
 
 def _remembered(model: Any, ids: Tensor) -> SimpleNamespace:
-    """A memory of one text of whole windows, as `FocusCache` asks for one: a store, and which of it counts."""
+    """A memory of one text of whole windows, as `FocusCache` asks for one: what of a store it may see."""
     store = model.focus.new_store()
     with torch.no_grad():
         model(torch.cat((ids, ids[:, :1]), 1), cache=FocusCache(model.focus, own=store, last_window=1))
     assert store.tokens == ids.shape[1]
-    return SimpleNamespace(store=store, tokens=store.tokens, extent=store.tokens, ranges=((0, store.tokens),))
+    visible = Part(store, ranges=((0, store.tokens),))
+    return SimpleNamespace(store=store, tokens=store.tokens, visible=lambda: visible, is_current=lambda _: True)
 
 
 @SOME

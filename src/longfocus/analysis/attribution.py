@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
+from longfocus.memory.asked import AskedMemory
 from longfocus.memory.context import MassRecorder
 from longfocus.memory.documents import Document, Place
-from longfocus.memory.memory import Memory
 
 PASSAGE_TOKENS = 64
 _LONGEST_LINE_CHARS = 400
@@ -50,13 +50,14 @@ class Passage:
 
 def token_mass(recorder: MassRecorder) -> np.ndarray:
     """float64 (tokens,): mass of each memory token, meaned over layers and recorded queries; 0 at removed ones."""
+    recorder.settle()
     if not recorder.mass or not recorder.queries:
         return np.zeros(recorder.tokens)
     total: np.ndarray = np.mean([mass.numpy() for mass in recorder.mass.values()], axis=0)
     return total / recorder.queries
 
 
-def passages(memory: Memory, mass: np.ndarray, count: int) -> list[Passage]:
+def passages(memory: AskedMemory, mass: np.ndarray, count: int) -> list[Passage]:
     """The passages with the most mass, most first.
 
     Args:
@@ -85,7 +86,7 @@ def passages(memory: Memory, mass: np.ndarray, count: int) -> list[Passage]:
     return found
 
 
-def window_starts(memory: Memory) -> np.ndarray:
+def window_starts(memory: AskedMemory) -> np.ndarray:
     """bool (extent,): the first token of each window that was read into the memory, of its documents as they are now."""
     starts = np.zeros(memory.extent, dtype=bool)
     window, overlap = memory.geometry.window, memory.geometry.overlap

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from longfocus.commands import common
+from longfocus.commands import common, sharded
 
 EPILOG = """Examples:
 
@@ -53,6 +53,8 @@ def ask(
     encoding: common.Encoding = None,
     dtype: common.Dtype = None,
     threads: common.Threads = None,
+    ray_address: sharded.RayAddress = None,
+    shard_timeout: sharded.ShardTimeout = None,
 ) -> None:
     """Answer a question from texts of any length.
 
@@ -72,7 +74,7 @@ def ask(
         memory_dtype=memory_dtype,
         read_span=read_span,
     )
-    focused, tokenizer, memory = common.open_for_answers(
+    focused, tokenizer, memory = sharded.open_for_answers(
         paths,
         model,
         options,
@@ -80,6 +82,8 @@ def ask(
         encoding,
         dtype,
         retrieval=retrieval,
+        address=ray_address,
+        timeout=shard_timeout,
         only=only or (),
         quiet=as_json,
     )

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from longfocus.commands import common
+from longfocus.commands import common, sharded
 from longfocus.errors import PromptTooLongError
 
 EPILOG = """Examples:
@@ -38,14 +38,25 @@ def chat(
     encoding: common.Encoding = None,
     dtype: common.Dtype = None,
     threads: common.Threads = None,
+    ray_address: sharded.RayAddress = None,
+    shard_timeout: sharded.ShardTimeout = None,
 ) -> None:
     """Talk about texts of any length; every question sees the ones before.
 
     Nothing of the conversation is written to the memory.
     """
     options = common.focus_options(k=k)
-    focused, tokenizer, memory = common.open_for_answers(
-        paths, model, options, threads, encoding, dtype, retrieval=retrieval, only=only or ()
+    focused, tokenizer, memory = sharded.open_for_answers(
+        paths,
+        model,
+        options,
+        threads,
+        encoding,
+        dtype,
+        retrieval=retrieval,
+        address=ray_address,
+        timeout=shard_timeout,
+        only=only or (),
     )
     from longfocus.answering import Answer, Conversation, Sampling
 

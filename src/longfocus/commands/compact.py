@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from longfocus.commands import common
+from longfocus.commands import common, sharded
 
 EPILOG = """Examples:
 
@@ -25,9 +25,7 @@ def compact(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")] = False,
 ) -> None:
     """Write a memory anew without what was removed from it."""
-    from longfocus.memory.memory import Memory
-
-    with Memory.open(folder, writable=True) as memory:
+    with sharded.open_memory(folder, writable=True) as memory:
         removed = len(memory.removed)
         given_back = memory.compact()
         if as_json:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from longfocus.commands import common
+from longfocus.commands import common, sharded
 
 EPILOG = """Examples:
 
@@ -35,9 +35,7 @@ def forget(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")] = False,
 ) -> None:
     """Remove documents from a memory."""
-    from longfocus.memory.memory import Memory
-
-    with Memory.open(folder, writable=not dry_run) as memory:
+    with sharded.open_memory(folder, writable=not dry_run) as memory:
         chosen = memory.find(*patterns) if dry_run else memory.remove(*patterns)
         tokens = sum(document.tokens for document in chosen)
         if as_json:

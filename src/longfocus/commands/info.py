@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from longfocus.commands import common
+from longfocus.commands import common, sharded
 
 EPILOG = """Examples:
 
@@ -28,9 +28,7 @@ def info(
     ] = False,
 ) -> None:
     """Say what is inside a memory: documents, tokens, bytes, model, layers."""
-    from longfocus.memory.memory import Memory
-
-    with Memory.open(folder) as memory:
+    with sharded.open_memory(folder) as memory:
         if verify:
             memory.verify()
         geometry = memory.geometry
@@ -44,6 +42,7 @@ def info(
                     "tokens": sum(document.tokens for document in memory.removed),
                     "bytes": memory.removed_bytes,
                 },
+                **sharded.shards_of(memory),
                 "bytes_per_token": geometry.bytes_per_token,
                 "model_source": memory.model_source,
                 "options": memory.focus_options,
@@ -67,6 +66,7 @@ def info(
         print(
             f"Window       {geometry.window} tokens, overlap {geometry.overlap}, memory keys {geometry.memory_positions}"
         )
+        sharded.print_shards(memory)
         print()
         common.print_documents(memory.documents, geometry.bytes_per_token)
         if verify:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from longfocus.commands import common
+from longfocus.commands import common, sharded
 from longfocus.errors import InputError, LongfocusError, MemoryMismatchError
 
 if TYPE_CHECKING:
@@ -28,6 +28,8 @@ EPILOG = """Examples:
   longfocus remember src/ docs/ --into project.memory --update --prune
 
   longfocus remember --into project.memory --update
+
+  longfocus remember library/ --into big.memory --shards 4
 
 Ctrl-C keeps what was read so far; the same command goes on from there. Files that are in the memory already, unchanged, are passed over. --update reads files that have changed and removes what was remembered of them before, once they are read to their end; the command compact gives the space back.
 """
@@ -63,18 +65,48 @@ def remember(
     encoding: common.Encoding = None,
     dtype: common.Dtype = None,
     threads: common.Threads = None,
+    shards: Annotated[
+        int | None,
+        typer.Option(
+            "--shards",
+            metavar="N",
+            min=1,
+            help="Make a memory of N shards, which are read and asked in processes of their own (needs the extra cluster).",
+        ),
+    ] = None,
+    ray_address: sharded.RayAddress = None,
+    shard_timeout: sharded.ShardTimeout = None,
 ) -> None:
     """Read texts into a memory on disk."""
     from longfocus.data.documents import find_sources
+    from longfocus.memory.distributed.manifest import is_sharded
     from longfocus.memory.memory import Memory
     from longfocus.memory.ondisk import foreign_entries, is_memory
     from longfocus.model.reading import Reader, not_remembered
 
     if prune and not update:
         raise typer.BadParameter("it goes with --update.", param_hint="--prune")
-    if not paths and not (update and is_memory(into)):
+    if not paths and not (update and (is_memory(into) or is_sharded(into))):
         raise typer.BadParameter("give at least one file or folder.", param_hint="PATH…")
     paths = paths or []
+    if shards is not None or is_sharded(into):
+        if update:
+            raise LongfocusError(
+                f"--update does not work on sharded memories: forget what changed (longfocus forget {into} NAME), then remember "
+                "it again."
+            )
+        if not is_sharded(into) and os.path.exists(into) and (not into.is_dir() or is_memory(into)):
+            raise LongfocusError(f"{into} exists and is not a sharded memory; choose a new folder.")
+        found = find_sources(paths, encoding=encoding)
+        common.report_skipped(found.skipped)
+        chosen = common.focus_options(
+            memory_layers=memory_layers, window=window, overlap=overlap, memory_dtype=memory_dtype, read_span=read_span
+        )
+        cluster = sharded.cluster_options(ray_address, shard_timeout, threads)
+        sharded.remember(into, found.sources, shards, model, chosen, threads, dtype, cluster)
+        return
+    if ray_address is not None or shard_timeout is not None:
+        raise typer.BadParameter("they go with --shards.", param_hint="--ray-address, --shard-timeout")
     if update and is_memory(into):
         options = common.focus_options(
             memory_layers=memory_layers, window=window, overlap=overlap, memory_dtype=memory_dtype, read_span=read_span

@@ -21,7 +21,7 @@ from typing import Any, BinaryIO
 from longfocus.errors import InputError
 
 BLOCK_BYTES = 1 << 16
-MEMORY_MARK = "memory.json"
+MEMORY_MARKS = ("memory.json", "sharded-memory.json")
 SKIPPED_FOLDERS = frozenset(
     {"__pycache__", "node_modules", "venv", "build", "dist", "site-packages", "target", "htmlcov"}
 )
@@ -256,7 +256,9 @@ def _walk(folder: Path, skipped: list[tuple[str, str]]) -> Iterator[Path]:
         folders[:] = sorted(
             name
             for name in folders
-            if not os.path.isfile(os.path.join(base, name, MEMORY_MARK))  # a saved memory, not a text
+            if not any(
+                os.path.isfile(os.path.join(base, name, mark)) for mark in MEMORY_MARKS
+            )  # a saved memory, not a text
             and not name.startswith(".")
             and name not in SKIPPED_FOLDERS
             and not name.endswith(".egg-info")

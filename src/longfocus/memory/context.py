@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from longfocus.attention import merge
-from longfocus.attention.context import LocalWindow
+from longfocus.attention.context import AdditionalContext, LocalWindow
 from longfocus.memory.approximate import Candidates, best_approximate
 from longfocus.memory.contract import KVChunk, KVStore
 from longfocus.memory.dense import Scratch, attend_dense
@@ -68,6 +68,29 @@ class Part:
         for low, high in self.pieces():
             yield from self.store.chunks(layer, low, high)
 
+    side_by_side = True
+    """Windows that are read in one pass may see it."""
+
+    def context(self, own: Part | None, **options: Any) -> MemoryContext:
+        """This and a cache's own records as additional context; `options` as for `MemoryContext`."""
+        return MemoryContext(self, own, **options)
+
+
+class Visible(Protocol):
+    """What a cache reads of a memory: `Part`, or what attends by itself where its records lie."""
+
+    side_by_side: bool
+
+    @property
+    def tokens(self) -> int: ...
+    def context(self, own: Part | None, **options: Any) -> AdditionalContext: ...
+
+
+class Unsettled(Protocol):
+    """Mass that others have still to work out."""
+
+    def settle(self) -> None: ...
+
 
 @dataclass
 class MassRecorder:
@@ -80,6 +103,13 @@ class MassRecorder:
     tokens: int
     mass: dict[int, Tensor] = field(default_factory=dict)
     queries: int = 0
+    unsettled: dict[int, Unsettled] = field(default_factory=dict)
+    """By who is to be asked; what lies in other processes is asked for many queries at once."""
+
+    def settle(self) -> None:
+        """Have everything in `mass`."""
+        for unsettled in self.unsettled.values():
+            unsettled.settle()
 
     def take(self, layer: int, start: int, weights: Tensor) -> None:
         """Take the attention weights (B, Hkv, G, T, n) of some queries on the tokens from `start` on; G query heads share a

@@ -33,6 +33,7 @@ from longfocus.errors import (
     MemoryWriteError,
 )
 from longfocus.memory.approximate import IndexView, MemoryIndex, Ranges
+from longfocus.memory.context import Part
 from longfocus.memory.contract import KVStore
 from longfocus.memory.documents import TOKEN_DTYPE, Document, Place, choose, ranges_of
 from longfocus.memory.fingerprint import tokenizer_fingerprint
@@ -150,6 +151,10 @@ class Memory:
         """
         folder = Path(folder)
         if not is_memory(folder):
+            if (folder / "sharded-memory.json").is_file():
+                raise MemoryFormatError(
+                    f"{folder} is a sharded memory; open it with ShardedMemory.open, or ask it by itself."
+                )
             raise MemoryFormatError(
                 f"{folder} holds no memory (there is no memory.json); make one with longfocus remember."
             )
@@ -232,6 +237,19 @@ class Memory:
     def ranges(self) -> tuple[tuple[int, int], ...]:
         """The numbers of the documents' tokens, as (first, one past the last), in order."""
         return ranges_of(self.documents)
+
+    @property
+    def generation(self) -> int:
+        """Of the files: tokens have other numbers in another generation, after `compact` and `clear`. 0 in RAM."""
+        return int(getattr(self._backend, "generation", 0))
+
+    def visible(self) -> Part:
+        """What a cache reads: the documents' records, as they are now."""
+        return Part(self.store, ranges=self.ranges)
+
+    def is_current(self, visible: Part) -> bool:
+        """Whether the numbers of `visible` still mean this memory's tokens."""
+        return visible.store is self.store
 
     @property
     def nbytes(self) -> int:

@@ -94,7 +94,7 @@ class DiskBackend:
         self._finalizer = weakref.finalize(self, _close_all, self._files)  # for memories that nobody closes
         self._crc: dict[str, int] = {}  # running checksums of what was written since the last commit, by file kind
         self._pending_rows = self._pending_text = 0  # token rows and bytes of text since the last commit
-        self._lock = _take_lock(folder) if writable else None
+        self._lock = take_lock(folder) if writable else None
         try:
             manifest = _read_manifest(folder)
             self.geometry: MemoryGeometry = manifest["geometry"]
@@ -135,7 +135,7 @@ class DiskBackend:
             raise MemoryWriteError(
                 f"{folder} is not empty and not a memory (it holds {strangers[0]!r}); choose a new folder."
             )
-        lock = _take_lock(folder)
+        lock = take_lock(folder)
         try:
             if is_memory(folder):
                 raise MemoryWriteError(f"{folder} became a memory just now, by another process; open it instead.")
@@ -687,7 +687,13 @@ def _manifest_crc(manifest: Mapping[str, Any]) -> str:
     return f"{zlib.crc32(json.dumps(rest, sort_keys=True, separators=(',', ':')).encode()):08x}"
 
 
-def _take_lock(folder: Path) -> filelock.BaseFileLock:
+def take_lock(folder: Path) -> filelock.BaseFileLock:
+    """The writer's lock of a memory's folder, held until it is released.
+
+    Raises:
+        MemoryLockedError: somebody else holds it.
+        MemoryWriteError: the disk refused.
+    """
     lock = filelock.FileLock(folder / LOCK)
     try:
         lock.acquire(timeout=0)

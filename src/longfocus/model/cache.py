@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from longfocus.attention.context import AdditionalContext
 from longfocus.errors import MemoryStoreError, UnsupportedCallError
 from longfocus.memory.context import MassRecorder, MemoryContext, Part
 from longfocus.memory.contract import KVStore
@@ -31,7 +32,7 @@ from longfocus.model.attention_function import WindowPass
 from longfocus.positions import rotate
 
 if TYPE_CHECKING:
-    from longfocus.memory.memory import Memory
+    from longfocus.memory.asked import AskedMemory
     from longfocus.model.focus import Focus
 
 
@@ -150,7 +151,7 @@ class FocusCache(Cache):
     def __init__(
         self,
         focus: Focus,
-        memory: Memory | None = None,
+        memory: AskedMemory | None = None,
         *,
         last_window: int | None = None,
         own: KVStore | None = None,
@@ -184,11 +185,11 @@ class FocusCache(Cache):
         self._own = own
         self._document_start, self._document_stop = document_start, document_stop
 
-    def read_memory(self, memory: Memory | None) -> None:
+    def read_memory(self, memory: AskedMemory | None) -> None:
         """Read this memory, as it is now: what is added to it later is not seen by this cache."""
         self.memory = memory
         self.memory_tokens = memory.tokens if memory is not None else 0
-        self._shared = Part(memory.store, ranges=memory.ranges) if memory is not None else None
+        self._shared = memory.visible() if memory is not None else None
 
     # -- sizes -------------------------------------------------------------------------------------------
 
@@ -272,8 +273,10 @@ class FocusCache(Cache):
         assert self.rows == 1, "windows of one text"
         self._drop(self.local_tokens)
         config = self.focus.config
+        before = self._context(config.read_span)
+        assert before is None or isinstance(before, MemoryContext), "see `side_by_side`"
         context = WindowsContext(
-            self._context(config.read_span),
+            before,
             self.focus.storage,
             self._check_range,
             retrieval=config.retrieval,
@@ -331,9 +334,14 @@ class FocusCache(Cache):
 
         return restore
 
-    def _context(self, span: int | None) -> MemoryContext | None:
+    @property
+    def side_by_side(self) -> bool:
+        """Whether windows may be read in one pass: nothing is recorded, and what they read may be seen by several at once."""
+        return self.recorder is None and (self._shared is None or self._shared.side_by_side)
+
+    def _context(self, span: int | None) -> AdditionalContext | None:
         shared = self._shared
-        if self.memory is not None and shared is not None and self.memory.store is not shared.store:
+        if self.memory is not None and shared is not None and not self.memory.is_current(shared):
             raise MemoryStoreError(
                 f"{self.memory.label} was compacted or cleared after this cache began to read it; start a new cache."
             )
@@ -341,19 +349,18 @@ class FocusCache(Cache):
         if (shared is None or not shared.tokens) and (own is None or not own.tokens):
             return None
         config = self.focus.config
-        if config.retrieval == "approximate" and span is None and shared is not None and shared.search is None:
-            assert self.memory is not None
-            shared.search = self.memory.search(tuple(shared.pieces()))
-        return MemoryContext(
-            shared,
-            own,
-            retrieval=config.retrieval,
-            k=config.k,
-            rerank=config.rerank,
-            scratch=self._scratch,
-            span=span,
-            recorder=self.recorder,
-        )
+        if config.retrieval == "approximate" and span is None and isinstance(shared, Part) and shared.search is None:
+            memory: Any = self.memory
+            shared.search = memory.search(tuple(shared.pieces()))
+        options: dict[str, Any] = {
+            "retrieval": config.retrieval,
+            "k": config.k,
+            "rerank": config.rerank,
+            "scratch": self._scratch,
+            "span": span,
+            "recorder": self.recorder,
+        }
+        return shared.context(own, **options) if shared is not None else MemoryContext(None, own, **options)
 
     # -- moving tokens to memory -------------------------------------------------------------------------
 

@@ -25,7 +25,7 @@ from longfocus.model.training_pass import read_rows
 from longfocus.model.windows import Step, plan_steps
 
 if TYPE_CHECKING:
-    from longfocus.memory.memory import Memory
+    from longfocus.memory.asked import AskedMemory
 
 
 class FocusedModel:
@@ -34,7 +34,7 @@ class FocusedModel:
     focus: Focus
     config: Any
 
-    def new_cache(self, memory: Memory | None = None, *, last_window: int | None = None) -> FocusCache:
+    def new_cache(self, memory: AskedMemory | None = None, *, last_window: int | None = None) -> FocusCache:
         """An empty cache, to be passed as `cache=`, that reads `memory` and continues from call to call.
 
         Raises:
@@ -56,7 +56,7 @@ class FocusedModel:
         labels: Tensor | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
-        memory: Memory | None = None,
+        memory: AskedMemory | None = None,
         context: AdditionalContext | None = None,
         **kwargs: Any,
     ) -> Any:
@@ -124,7 +124,7 @@ class FocusedModel:
         use_cache = self._check_checkpointing(use_cache, one_window=len(blocks) == 1 and cache.seen == 0)
         alone = len(blocks) == 1 and not use_cache and cache.seen == 0
         hidden_wanted = any(kwargs.values()) or bool(getattr(self.config, "output_hidden_states", False))
-        may_join = windows_per_pass(self.focus.config) > 1 and cache.recorder is None and not hidden_wanted
+        may_join = windows_per_pass(self.focus.config) > 1 and cache.side_by_side and not hidden_wanted
         name = "input_ids" if input_ids is not None else "inputs_embeds"
         logits: list[tuple[_Block, int, Tensor]] = []
         hidden: list[tuple[_Block, tuple[Tensor, ...]]] = []
@@ -278,7 +278,7 @@ class FocusedModel:
 
     # -- generate ----------------------------------------------------------------------------------------
 
-    def generate(self, inputs: Tensor | None = None, *, memory: Memory | None = None, **kwargs: Any) -> Any:
+    def generate(self, inputs: Tensor | None = None, *, memory: AskedMemory | None = None, **kwargs: Any) -> Any:
         """`transformers`' generate, with inputs of any length and an optional memory.
 
         Greedy search, sampling, beams, streamers, stopping criteria and batches padded on either side work

@@ -18,6 +18,7 @@ import torch
 from longfocus.config import FocusConfig
 from longfocus.data.documents import Source
 from longfocus.data.tokens import leading_ids, stream_tokens
+from longfocus.memory.asked import AskedMemory
 from longfocus.memory.documents import TOKEN_DTYPE, Document
 from longfocus.memory.memory import Memory
 from longfocus.model.cache import FocusCache
@@ -137,7 +138,7 @@ def _others(memory: Memory, document: Document) -> list[Document]:
     return [other for other in same if other.id != document.id]
 
 
-def not_remembered(memory: Memory, sources: Sequence[Source]) -> list[Source]:
+def not_remembered(memory: AskedMemory, sources: Sequence[Source]) -> list[Source]:
     """The sources that the memory does not hold whole and unchanged (same path, size and time of change)."""
     keys = ("path", "source_bytes", "source_mtime_ns")
     known = {

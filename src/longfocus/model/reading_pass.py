@@ -60,7 +60,7 @@ def read_windows(model: FocusedModel, ids: Tensor, cache: FocusCache) -> None:
 def _read_part(model: FocusedModel, part: Tensor, cache: FocusCache) -> None:
     size = model.focus.config.window_tokens
     whole = part.shape[1] // size
-    if windows_per_pass(model.focus.config) > 1 and whole > 1 and cache.recorder is None:
+    if windows_per_pass(model.focus.config) > 1 and whole > 1 and cache.side_by_side:
         read_side_by_side(model.focus, {"input_ids": part[:, : whole * size].to(model.focus.device)}, cache)
         part = part[:, whole * size :]
     for window in part.split(size, 1) if part.shape[1] else ():
