@@ -850,6 +850,7 @@ PUBLIC = [
     "Passage",
     "Reader",
     "Sampling",
+    "ShardedMemory",
     "Source",
     "attach",
     "attend",
@@ -859,6 +860,7 @@ PUBLIC = [
     "load_tokenizer",
     "merge",
     "read_ids",
+    "read_in_parallel",
 ]
 
 

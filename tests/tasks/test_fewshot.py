@@ -15,6 +15,7 @@ import pytest
 from longfocus.config import FocusConfig
 from longfocus.errors import ConfigError, InputError
 from longfocus.evaluation.run import evaluate
+from longfocus.model import reading_pass
 from longfocus.model.attach import attach
 from longfocus.subjects.contract import Completion, Prompt
 from longfocus.subjects.local import FocusedSubject
@@ -326,8 +327,9 @@ def test_it_goes_on_where_it_stopped(folder: Path, tmp_path: Path) -> None:
 # -- a focused model ---------------------------------------------------------------------------------------
 
 
-def test_a_focused_model_reads_the_demonstrations_of_a_draw_once(folder: Path) -> None:
-    """All whole windows that lie in the demonstrations are shared, and the answers are those of each prompt alone."""
+def test_a_focused_model_reads_the_demonstrations_of_a_draw_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All whole passes that lie in the demonstrations are shared, and the answers are those of each prompt alone."""
+    monkeypatch.setattr(reading_pass, "PASS_TOKENS", 1)  # a window
     window = 64
     base = tiny("llama", vocab_size=len(tokenizer("byte_level")))
     model = attach(base, FocusConfig(memory_layers=(1, 2), window=window))

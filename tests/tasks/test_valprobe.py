@@ -19,6 +19,7 @@ import pytest
 from longfocus import FocusConfig, attach
 from longfocus.errors import InputError
 from longfocus.evaluation.run import evaluate
+from longfocus.model import reading_pass
 from longfocus.subjects.contract import Completion, Prompt
 from longfocus.subjects.local import FocusedSubject
 from longfocus.tasks.contract import Example, Row, Sample
@@ -445,7 +446,10 @@ def test_a_stopped_run_goes_on_to_the_same_samples(texts: Texts, tmp_path: Path)
     assert lines[0] == lines[1]
 
 
-def test_a_focused_model_reads_a_set_once_for_all_its_questions(texts: Texts, tmp_path: Path) -> None:
+def test_a_focused_model_reads_a_set_once_for_all_its_questions(
+    texts: Texts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading_pass, "PASS_TOKENS", 1)  # a window
     words = tokenizer("byte_level")
     model: Any = tiny("llama", vocab_size=len(words))
     attach(model, FocusConfig(memory_layers=MEMORY_LAYERS, window=256))

@@ -12,6 +12,8 @@ EPILOG = """Examples:
 
   longfocus index project.memory
 
+  longfocus index library/novels.memory
+
 Remembering does this by itself for memories of more than 131,072 tokens, and for those that have an index. Needs faiss: pip install 'longfocus[approximate]'. The index is a file beside the memory's; without it, or where it is damaged or behind, answers are the same and come later.
 """
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import threading
 from pathlib import Path
@@ -91,7 +92,11 @@ class StopOnCtrlC(TrainerCallback):
         if self.asked:
             raise KeyboardInterrupt
         self.asked = True
-        self.announce("Stopping after this step; its checkpoint will be kept (Ctrl-C again: at once).")
+        text = "Stopping after this step; its checkpoint will be kept (Ctrl-C again: at once)."
+        try:
+            self.announce(text)
+        except RuntimeError:  # the signal came while a line was being written, and streams take one writer at a time
+            os.write(2, f"{text}\n".encode())
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
         """Stop between two steps."""
