@@ -6,6 +6,7 @@ python -m pytest tests/memory/distributed/test_shard_processes.py -m ray
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import json
 import os
 import shutil
@@ -44,8 +45,14 @@ from tests.memory.distributed.sharing import (
 from tests.models import assert_close, logits
 from tests.small_tokenizers import VOCABULARY, talking
 
-pytestmark = pytest.mark.ray
-pytest.importorskip("ray", reason="the package ray is not installed (pip install 'longfocus[cluster]')")
+# not imported here: `connect` says how before Ray is imported
+pytestmark = [
+    pytest.mark.ray,
+    pytest.mark.skipif(
+        importlib.util.find_spec("ray") is None,
+        reason="the package ray is not installed (pip install 'longfocus[cluster]')",
+    ),
+]
 psutil = pytest.importorskip("psutil")
 
 TOLERANCE = 2e-5  # float32 sums in another order

@@ -12,6 +12,7 @@ from __future__ import annotations
 import importlib
 import logging
 import os
+import sys
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -69,7 +70,9 @@ def connect(options: ClusterOptions) -> Any:
     os.environ.setdefault(
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0"
     )  # processes without a GPU of their own leave it alone
-    if options.address is None:
+    if (
+        options.address is None and "ray" not in sys.modules
+    ):  # read when it is imported; a program may have chosen before
         os.environ.setdefault("RAY_AUTH_MODE", "token")  # Ray listens to the network
     try:
         ray: Any = importlib.import_module("ray")
