@@ -476,7 +476,7 @@ def test_info_says_what_is_inside(saved: Path, note: Path, tiny_model: Path) -> 
         r"Documents +1",
         rf"Tokens +{tokens:,}",
         rf"Bytes +{nbytes:,} of keys and values \(\d+ a token, float16\)",
-        rf"Model +.*from {tiny_model}",
+        rf"Model +.* in (float32|bfloat16), from {tiny_model}",
         r"Layers +1, 2",
         rf"Window +{WINDOW} tokens, overlap 0, memory keys first",
     ):

@@ -61,7 +61,10 @@ def info(
                 f"Removed      {common.counted(len(memory.removed), 'document')} that still take {memory.removed_bytes:,} bytes "
                 "(longfocus compact gives them back)"
             )
-        print(f"Model        {geometry.model_name} ({geometry.model[:8]}), from {memory.model_source or 'unknown'}")
+        print(
+            f"Model        {geometry.model_name} ({geometry.model[:8]}) in {geometry.model_dtype}, from "
+            f"{memory.model_source or 'unknown'}"
+        )
         print(f"Layers       {', '.join(map(str, geometry.layers))}")
         print(
             f"Window       {geometry.window} tokens, overlap {geometry.overlap}, memory keys {geometry.memory_positions}"
