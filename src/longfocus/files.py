@@ -6,18 +6,33 @@ import os
 from pathlib import Path
 
 
-def write_whole(path: Path, text: str, *, errors: str = "strict") -> None:
-    """Write a text file, UTF-8 with Unix line ends, whole or not at all: a kill leaves the file as it was.
+def write_whole(path: Path, data: str | bytes, *, errors: str = "strict") -> None:
+    """Write a file, whole or not at all: a kill leaves it as it was.
 
     Args:
+        data: bytes, or text, which is written in UTF-8 with Unix line ends.
         errors: what becomes of characters that UTF-8 cannot hold, as in `open`.
 
     Raises:
         OSError: the disk refused it.
     """
+    content = data.encode("utf-8", errors) if isinstance(data, str) else data
     unfinished = path.with_name(path.name + ".new")
-    with unfinished.open("w", encoding="utf-8", errors=errors, newline="\n") as file:
-        file.write(text)
+    with unfinished.open("wb") as file:
+        file.write(content)
         file.flush()
         os.fsync(file.fileno())
     os.replace(unfinished, path)
+
+
+def sync(path: Path) -> None:
+    """Make a file's bytes, or the names in a folder, durable.
+
+    Raises:
+        OSError: the disk refused it.
+    """
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

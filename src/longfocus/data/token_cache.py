@@ -38,6 +38,7 @@ from longfocus.data.corpus import Corpus
 from longfocus.data.source_spec import SourceSpec
 from longfocus.data.tokens import BLOCK_CHARS, stream_tokens
 from longfocus.errors import InputError
+from longfocus.files import sync
 from longfocus.memory.fingerprint import tokenizer_fingerprint
 
 FORMAT = "longfocus-tokens"
@@ -196,7 +197,7 @@ def _make_entry(
         if entry.exists():  # without a manifest: whatever it is, it is no entry
             shutil.rmtree(entry)
         os.replace(unfinished, entry)
-        sync_folder(entry.parent)
+        sync(entry.parent)
     except BaseException:
         shutil.rmtree(unfinished, ignore_errors=True)
         raise
@@ -321,11 +322,3 @@ def _write_synced(path: Path, data: bytes) -> None:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
-
-
-def sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -37,6 +37,7 @@ import torch
 from torch import Tensor
 
 from longfocus.errors import MemoryFormatError, MemoryLockedError, MemoryStoreError, MemoryWriteError
+from longfocus.files import sync, write_whole
 from longfocus.memory.approximate import MemoryIndex
 from longfocus.memory.contract import CHUNK_TOKENS, KVChunk, chunk_of
 from longfocus.memory.documents import TOKEN_DTYPE, Document
@@ -146,7 +147,7 @@ class DiskBackend:
                 "focus": dict(focus_options),
                 "model_source": model_source,
             }
-            _write_whole(folder / JOURNAL, _first_line(generation))
+            write_whole(folder / JOURNAL, _first_line(generation))
             _write_manifest(folder, manifest)
         except OSError as error:
             raise _write_error(folder, error) from error
@@ -387,7 +388,7 @@ class DiskBackend:
         self._require_writer()
         try:
             with self._as_on_disk():
-                _write_whole(self.folder / JOURNAL, _first_line(self.generation + 1))
+                write_whole(self.folder / JOURNAL, _first_line(self.generation + 1))
         except OSError as error:
             raise _write_error(self.folder, error) from error
         self._sweep()
@@ -423,17 +424,17 @@ class DiskBackend:
         made = successor.folder
         try:
             successor.sync()
-            _sync(made / JOURNAL)
+            sync(made / JOURNAL)
             successor.close()
             for path in list(made.iterdir()):
                 if _DATA_FILE.fullmatch(path.name):
                     os.replace(path, self.folder / path.name)
-            _sync(self.folder)
+            sync(self.folder)
             with self._as_on_disk():
                 os.replace(made / JOURNAL, self.folder / JOURNAL)
             os.replace(made / MANIFEST, self.folder / MANIFEST)  # the new one holds nothing that is removed
             self._version = VERSION
-            _sync(self.folder)
+            sync(self.folder)
         except OSError as error:
             raise _write_error(self.folder, error) from error
         finally:
@@ -631,26 +632,7 @@ def _first_line(generation: int) -> bytes:
 
 def _write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
     manifest["crc"] = _manifest_crc(manifest)
-    _write_whole(folder / MANIFEST, (json.dumps(manifest, indent=2) + "\n").encode())
-
-
-def _sync(path: Path) -> None:
-    """Make a file's bytes, or a folder's names, durable."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _write_whole(path: Path, data: bytes) -> None:
-    """Write a file so that it is there whole or not at all."""
-    temporary = path.with_name(path.name + ".new")
-    with temporary.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    write_whole(folder / MANIFEST, (json.dumps(manifest, indent=2) + "\n").encode())
 
 
 def _read_file(path: Path) -> bytes:

@@ -27,8 +27,8 @@ from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainerState
 
 from longfocus.crossbatch.context import CrossbatchContext, gather_rows
 from longfocus.crossbatch.plan import Rows, plan_contexts
-from longfocus.data.token_cache import sync_folder
 from longfocus.errors import TrainingError
+from longfocus.files import sync
 from longfocus.model.weights import load_weights, save_weights
 from longfocus.training import parts
 from longfocus.training.baselines.carried import Carried
@@ -284,7 +284,7 @@ class CrossbatchTrainer(Trainer):
                 _sync(made)
                 shutil.rmtree(output / name, ignore_errors=True)
                 os.replace(made, output / name)
-                sync_folder(output)
+                sync(output)
                 shutil.rmtree(self._staging, ignore_errors=True)
                 for old in checkpoints(output)[: -(self.args.save_total_limit or 1_000_000)]:
                     shutil.rmtree(old, ignore_errors=True)
@@ -395,6 +395,5 @@ def checkpoints(output: Path) -> list[Path]:
 def _sync(folder: Path) -> None:
     for path in folder.rglob("*"):
         if path.is_file():
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
-    sync_folder(folder)
+            sync(path)
+    sync(folder)
