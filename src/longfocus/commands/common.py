@@ -199,6 +199,11 @@ def load_model(
     return load(source, announce=note, dtype=chosen, **options), load_tokenizer(source)
 
 
+def lasting_source(name: str) -> str:
+    """A model's name as a memory keeps it: a folder by its whole path, so that it is found from anywhere."""
+    return name if name.startswith("default") or not Path(name).exists() else str(Path(name).absolute())
+
+
 def warn_untrained(source: str) -> None:
     """Say so when the model never learnt to use a memory, lest its answers be taken for more than they are."""
     if source == "default-base":

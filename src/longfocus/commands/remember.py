@@ -139,7 +139,7 @@ def remember(
     elif os.path.exists(into) and (not into.is_dir() or foreign_entries(into)):
         raise LongfocusError(f"{into} exists and is not a memory; choose a new folder.")
     focused, tokenizer = common.load_model(name, {**defaults, **options}, threads, dtype, made_in)
-    source_name = name if name.startswith("default") or not Path(name).exists() else str(Path(name).absolute())
+    source_name = common.lasting_source(name)
     try:
         memory = (
             Memory.open(into, model=focused, tokenizer=tokenizer, writable=True)

@@ -116,7 +116,7 @@ def remember(
         assert shards is not None
         name = model or "default"
         focused, tokenizer = common.load_model(name, {**common.CLI_DEFAULTS, **options}, threads, dtype)
-        source_name = name if name.startswith("default") or not Path(name).exists() else str(Path(name).absolute())
+        source_name = common.lasting_source(name)
         memory = ShardedMemory.create(
             into, focused, tokenizer, shards=shards, model_source=source_name, options=cluster
         )

@@ -214,8 +214,13 @@ class FocusCache(Cache):
         return False
 
     def __deepcopy__(self, memo: dict[int, Any]) -> FocusCache:
-        other = FocusCache(self.focus, self.memory, last_window=self.last_window, document_start=self._document_start)
-        other._document_stop = self._document_stop
+        other = FocusCache(
+            self.focus,
+            self.memory,
+            last_window=self.last_window,
+            document_start=self._document_start,
+            document_stop=self._document_stop,
+        )
         memo[id(self)] = other
         other.memory_tokens, other._shared = self.memory_tokens, self._shared
         other.seen, other.valid, other.stored = self.seen, self.valid.copy(), self.stored.copy()
