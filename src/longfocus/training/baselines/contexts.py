@@ -7,7 +7,9 @@ from torch import Tensor
 
 from longfocus.attention import attend, merge
 from longfocus.attention.context import LocalWindow
-from longfocus.memory.exact import grouped_scores
+from longfocus.memory.contract import KVChunk
+from longfocus.memory.dense import Scratch
+from longfocus.memory.exact import best_keys
 from longfocus.positions import RotaryTable, rotate
 from longfocus.training.baselines.carried import Pair, Seen
 
@@ -36,21 +38,10 @@ class MemorizingContext:
         if self.k is None or self.k >= key.shape[2]:
             held = mask[:, None, None].expand(-1, 1, window.query.shape[2], -1)
             return merge((local, attend(window.outer_query, key, value, mask=held, scale=scale, softcap=softcap)))[0]
-        return merge((local, _best(window.outer_query, key, value, mask, self.k, scale, softcap)))[0]
-
-
-def _best(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, k: int, scale: float, softcap: float | None
-) -> tuple[Tensor, Tensor]:
-    """Partial attention of queries (B, Hq, T, D) over the k best of the carried keys (B, Hkv, N, D); out and lse."""
-    scores, index = grouped_scores(query, key, mask, scale, softcap).topk(k, dim=-1)  # (B, Hkv, G, T, k)
-    rows, heads, groups, queries, _ = scores.shape
-    flat = index.reshape(rows, heads, -1, 1).expand(-1, -1, -1, value.shape[-1])
-    taken = value.gather(2, flat).view(rows, heads, groups, queries, k, -1).to(scores.dtype)
-    lse = torch.logsumexp(scores, -1)
-    safe = torch.where(lse.isfinite(), lse, torch.zeros_like(lse))  # rows that carry nothing
-    out = (torch.exp(scores - safe.unsqueeze(-1)).unsqueeze(-2) @ taken).squeeze(-2)
-    return out.flatten(1, 2).to(query.dtype), lse.flatten(1, 2)
+        chunk = KVChunk(key, value, mask, 0)
+        best = best_keys(window.outer_query, [chunk], k=self.k, scale=scale, softcap=softcap, scratch=Scratch())
+        assert best is not None
+        return merge((local, best.attention(window.outer_query)))[0]
 
 
 class TransformerXLContext:
