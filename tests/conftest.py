@@ -25,6 +25,13 @@ settings.register_profile("longfocus", derandomize=True, deadline=None, database
 settings.load_profile("longfocus")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Workers of one run must call their tests the same: gzip's bytes hold the time, and addresses differ."""
+    passing = [item.nodeid for item in items if "\\x1f\\x8b" in item.nodeid or " at 0x" in item.nodeid]
+    if passing:
+        raise pytest.UsageError(f"called differently in each process, give the parameter an id: {passing[0]}")
+
+
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)

@@ -68,7 +68,12 @@ def test_what_cannot_be_read_is_named(folder: Path, name: str, words: str) -> No
 
 
 @pytest.mark.parametrize(
-    "data", [b"plain text", gzip.compress(b"not json\n"), gzip.compress(b'{"id": "x"}\n' * 99)[:-9]]
+    "data",
+    [
+        pytest.param(b"plain text", id="not compressed"),
+        pytest.param(gzip.compress(b"not json\n"), id="not json"),
+        pytest.param(gzip.compress(b'{"id": "x"}\n' * 99)[:-9], id="cut short"),
+    ],
 )
 def test_a_damaged_set_is_named(folder: Path, data: bytes) -> None:
     (folder / "books" / "test.jsonl.gz").write_bytes(data)
