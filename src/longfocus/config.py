@@ -15,7 +15,7 @@ from longfocus.errors import ConfigError, did_you_mean
 
 Positions = Literal["first", "none", "absolute"]
 Retrieval = Literal["dense", "exact", "approximate"]
-Overflow = Literal["slide", "all"]
+Overflow = Literal["slide", "anchor", "all"]
 WindowFirst = Literal["kept", "replaced"]
 WEIGHT_DTYPES = ("float32", "float16", "bfloat16")
 """What weights may be loaded in."""
@@ -84,6 +84,8 @@ class FocusConfig:
 
     overflow: Overflow = "slide"
     """When the window is full. `slide`: its older part moves to memory, the recent `last_window` stays local.
+    `anchor`: the same, but the window's very first token stays among them: attention leans on it whatever it says, and a
+    window that lost it predicts worse (attention sinks, arXiv 2309.17453).
     `all`: everything local moves at once and `last_window` also splits prompts that would fit, as in the
     authors' code; for released LongLLaMA checkpoints."""
 
@@ -109,6 +111,10 @@ class FocusConfig:
         self._choice("window_first", get_args(WindowFirst))
         if self.memory_dtype is not None:
             self._choice("memory_dtype", MEMORY_DTYPES)
+        if self.overflow == "anchor" and (self.overlap or self.memory_positions == "absolute"):
+            raise ConfigError(
+                "overflow: 'anchor' given, which needs overlap 0 and memory positions other than 'absolute'; use 'slide'."
+            )
         if self.window is not None:
             self._check_against_window(self.window)
 

@@ -42,8 +42,11 @@ class Window(NamedTuple):
     """Tokens in memory that had nothing in the window before them -> the next, if it was there when they went to memory."""
 
 
-def walk(steps: Iterable[tuple[int, int, bool]]) -> list[Window]:
-    """Follow (new tokens, oldest local tokens that leave first, store everything afterwards)."""
+def walk(steps: Iterable[tuple[int, int, bool]], anchor: bool = False) -> list[Window]:
+    """Follow (new tokens, oldest local tokens that leave first, store everything afterwards).
+
+    With `anchor` a token that had nothing in the window before it stays when at least one other does.
+    """
     windows: list[Window] = []
     local: list[int] = []
     memory: set[int] = set()
@@ -53,14 +56,15 @@ def walk(steps: Iterable[tuple[int, int, bool]]) -> list[Window]:
 
     def move(tokens: list[int]) -> None:
         for token in set(tokens) - memory:
-            if token in begins and token + 1 < fed:
-                first[token] = token + 1
+            if token in begins and token != local[-1]:
+                first[token] = local[local.index(token) + 1]
         memory.update(tokens)
 
     for count, leaving, store in steps:
-        move(local[:leaving])
+        stays = 1 if anchor and 0 < leaving < len(local) - 1 and local[0] in begins else 0
+        move(local[stays : leaving + stays])
         new = list(range(fed, fed + count))
-        local = local[leaving:] + new
+        local = local[:stays] + local[leaving + stays :] + new
         if local == new:
             begins.add(fed)
         windows.append(Window(new, list(local), sorted(memory), store, dict(first)))

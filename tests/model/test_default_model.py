@@ -16,7 +16,7 @@ from safetensors import safe_open
 import longfocus
 from longfocus.config import FocusConfig
 from longfocus.errors import ConfigError, ModelNotFoundError
-from longfocus.model.default_model import FINE_TUNE, FOCUS
+from longfocus.model.default_model import FINE_TUNE, FINE_TUNE_FOCUS, FOCUS
 from longfocus.model.weights import load_weights, save_weights
 from tests.models import tiny
 
@@ -51,7 +51,7 @@ def test_only_the_memory_layers_attention_differs_from_the_base(models: tuple[An
         if not torch.equal(weight, other)
     }
     assert moved == {f"model.layers.{layer}.self_attn.{part}_proj.weight" for layer in FOCUS.layers for part in "qkvo"}
-    assert tuned.focus.config == base.focus.config
+    assert base.focus.config == FOCUS.resolve(30, None) and tuned.focus.config == FINE_TUNE_FOCUS.resolve(30, None)
     assert tuned.focus.fingerprint != base.focus.fingerprint
 
 

@@ -21,7 +21,18 @@ from longfocus.model.attention_function import NAME, register
 from longfocus.model.cache import FocusCache
 from longfocus.model.families import FAMILIES as TABLE
 from tests.model.brute_force import decode, read, walk
-from tests.model.helpers import FLOAT32, REENCODED, WINDOW, WINDOWS, by_force, feed, focused, planned, unless_refused
+from tests.model.helpers import (
+    FLOAT32,
+    REENCODED,
+    WINDOW,
+    WINDOWS,
+    by_force,
+    feed,
+    focused,
+    planned,
+    steps_of,
+    unless_refused,
+)
 from tests.models import FAMILIES, MODELS, PAD, assert_close, logits, tiny, tokens
 
 EVERY = pytest.mark.parametrize("name", MODELS)
@@ -281,6 +292,22 @@ def test_sliding_after_a_long_prompt_equals_brute_force(positions: str, overlap:
 
 
 @SOME
+@pytest.mark.parametrize("last_window", [None, 2, 1])
+def test_an_anchored_window_equals_brute_force(name: str, last_window: int | None) -> None:
+    """Its first token stays through five overflows, and goes when all of the window does."""
+    ids = tokens(1, 124)
+    model = focused(name, overflow="anchor", last_window=last_window, window_first="replaced")
+    cache = model.new_cache()
+    feeds = (22, *[1] * 53, 30, *[1] * 19)
+    found = feed(model, ids, *feeds, cache=cache)[0]
+    windows = planned(model, *feeds)
+    assert_close(found, by_force(name, ids[0], windows, replaced=True), REENCODED, "logits")
+    slid = by_force(name, ids[0], walk(steps_of(model, *feeds)), replaced=True)
+    assert ((found - slid).abs().max() > 1e-3) == (last_window != 1), "it matters, unless nothing else would stay"
+    assert cache.own_tokens + int(cache.local_tokens[0]) == 124
+
+
+@SOME
 @pytest.mark.parametrize("retrieval", ["dense", "exact"])
 def test_a_conversation_of_uneven_turns_equals_brute_force(name: str, retrieval: str) -> None:
     ids = tokens(1, 150)
@@ -313,6 +340,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "read_span": {"window": 40, "read_span": 50},
     "balanced": {"window": 40, "window_first": "replaced", "balance_tokens": 9},
     "balanced within a span": {"window": 40, "read_span": 50, "balance_tokens": 9},
+    "anchored": {"window": 40, "window_first": "replaced", "overflow": "anchor"},
 }
 
 

@@ -376,19 +376,45 @@ class FocusCache(Cache):
     # -- moving tokens to memory -------------------------------------------------------------------------
 
     def _drop(self, count: np.ndarray) -> None:
-        """Let go of each row's oldest `count` tokens; those not yet in memory move there."""
+        """Let go of each row's oldest `count` tokens (but of no anchor); those not yet in memory move there."""
         order = np.cumsum(self.valid, 1)
-        leaving = self.valid & (order <= count[:, None])
+        anchors = self._anchors(count, order)
+        leaving = self.valid & ~anchors & (order <= (count + anchors.any(1))[:, None])
         self._move(leaving)
         self.valid = self.valid & ~leaving
         self.stored = self.stored & ~leaving
+        if anchors.any():
+            self._shift_back(self._close_up(np.where(anchors, 0, count[:, None])))
+            return
         used = np.flatnonzero(self.valid.any(0))
         trim = int(used[0]) if used.size else self.valid.shape[1]
         self.valid, self.stored, self.first = (flags[:, trim:] for flags in (self.valid, self.stored, self.first))
         for layer in self.local_layers:
             layer.trim(trim)
         if self.valid.shape[1]:
-            self._shift_back(count)
+            self._shift_back(count[:, None])
+
+    def _anchors(self, count: np.ndarray, order: np.ndarray) -> np.ndarray:
+        """bool (B, L): the first tokens of windows that lose `count` tokens but keep others."""
+        stays = (count > 0) & (count < order[:, -1] - 1) if order.shape[1] else count > 0
+        if self.focus.config.overflow != "anchor" or not stays.any():
+            return np.zeros_like(self.valid)
+        return self.valid & self.first & (order == 1) & stays[:, None]
+
+    def _close_up(self, by: np.ndarray) -> np.ndarray:
+        """Lay the valid columns of each row side by side, all rows ending together; gives `by` (B, L) of the new columns."""
+        width = int(self.valid.sum(1).max())
+        kept = np.argsort(self.valid, 1, kind="stable")[
+            :, self.valid.shape[1] - width :
+        ]  # what is not valid comes first
+        self.valid, self.stored, self.first, by = (
+            np.take_along_axis(each, kept, 1) for each in (self.valid, self.stored, self.first, by)
+        )
+        index = torch.from_numpy(kept).to(self.focus.device)[:, None, :, None]
+        for layer in self.local_layers:
+            if layer.keys is not None and layer.values is not None:
+                layer.replace(*(torch.take_along_dim(each, index, 2) for each in (layer.keys, layer.values)))
+        return by
 
     def _shift_back(self, count: np.ndarray) -> None:
         by = torch.from_numpy(count.astype(np.int64)).to(self.focus.device)
