@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from longfocus.commands import common, sharded
+from longfocus.commands import sharded
+from longfocus.commands.output import counted
 
 EPILOG = """Examples:
 
@@ -41,8 +42,8 @@ def compact(
         if not removed:
             print(f"{folder}: nothing was removed from it; there is nothing to give back.")
             return
-        left = common.counted(len(memory.documents), "document")
+        left = counted(len(memory.documents), "document")
         print(
-            f"{folder}: {given_back / 1e6:,.1f} MB of {common.counted(removed, 'removed document')} given back; "
+            f"{folder}: {given_back / 1e6:,.1f} MB of {counted(removed, 'removed document')} given back; "
             f"{left}, {memory.tokens:,} tokens, {memory.nbytes / 1e6:,.1f} MB are left."
         )

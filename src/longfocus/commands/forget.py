@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from longfocus.commands import common, sharded
+from longfocus.commands import sharded
+from longfocus.commands.output import counted, print_documents
 
 EPILOG = """Examples:
 
@@ -50,11 +51,11 @@ def forget(
             print(json.dumps(data))
             return
         print("Would remove:" if dry_run else "Removed:")
-        common.print_documents(chosen, memory.geometry.bytes_per_token)
-        what = common.counted(len(chosen), "document")
+        print_documents(chosen, memory.geometry.bytes_per_token)
+        what = counted(len(chosen), "document")
         if dry_run:
             print(f"{what}, {tokens:,} tokens of {memory.tokens:,}. Nothing was changed.")
             return
-        left = common.counted(len(memory.documents), "document")
+        left = counted(len(memory.documents), "document")
         print(f"{what}, {tokens:,} tokens; {left}, {memory.tokens:,} tokens are left.")
         print(f"longfocus compact {folder} gives back {memory.removed_bytes / 1e6:,.1f} MB.")

@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from longfocus.commands import common, sharded
+from longfocus.commands import sharded
+from longfocus.commands.output import counted, print_documents
 
 EPILOG = """Examples:
 
@@ -58,7 +59,7 @@ def info(
         )
         if memory.removed:
             print(
-                f"Removed      {common.counted(len(memory.removed), 'document')} that still take {memory.removed_bytes:,} bytes "
+                f"Removed      {counted(len(memory.removed), 'document')} that still take {memory.removed_bytes:,} bytes "
                 "(longfocus compact gives them back)"
             )
         print(
@@ -71,6 +72,6 @@ def info(
         )
         sharded.print_shards(memory)
         print()
-        common.print_documents(memory.documents, geometry.bytes_per_token)
+        print_documents(memory.documents, geometry.bytes_per_token)
         if verify:
             print("\nEvery checksum is right.")

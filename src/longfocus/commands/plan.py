@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from longfocus.commands.common import Threads, note, settle
+from longfocus.commands.models import settle
+from longfocus.commands.options import Threads
+from longfocus.commands.output import note
 
 if TYPE_CHECKING:
     from longfocus.training.plan import Measured, Plan

@@ -9,7 +9,9 @@ from typing import Annotated
 
 import typer
 
-from longfocus.commands.common import Threads, note, settle
+from longfocus.commands.models import settle
+from longfocus.commands.options import Threads
+from longfocus.commands.output import note
 
 EPILOG = """Examples:
 
