@@ -76,8 +76,8 @@ def _open_here(
 ) -> tuple[Any, Any, AskedMemory]:
     from longfocus.config import Retrieval
     from longfocus.data.documents import find_sources
+    from longfocus.memory.folder import is_memory
     from longfocus.memory.memory import Memory
-    from longfocus.memory.ondisk import is_memory
     from longfocus.model.reading import Reader
 
     ways = (*get_args(Retrieval), "auto")

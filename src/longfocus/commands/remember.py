@@ -93,8 +93,8 @@ def remember(
     """Read texts into a memory on disk."""
     from longfocus.data.documents import find_sources
     from longfocus.memory.distributed.manifest import is_sharded
+    from longfocus.memory.folder import foreign_entries, is_memory
     from longfocus.memory.memory import Memory
-    from longfocus.memory.ondisk import foreign_entries, is_memory
     from longfocus.model.reading import Reader, not_remembered
 
     if prune and not update:

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -33,13 +33,15 @@ from longfocus.errors import (
     MemoryWriteError,
 )
 from longfocus.memory.approximate import IndexView, MemoryIndex, Ranges
+from longfocus.memory.backend import MemoryBackend
 from longfocus.memory.context import Part
 from longfocus.memory.contract import KVStore
 from longfocus.memory.documents import TOKEN_DTYPE, Document, Place, choose, ranges_of
 from longfocus.memory.fingerprint import tokenizer_fingerprint
+from longfocus.memory.folder import MANIFEST, UNFINISHED, foreign_entries, is_memory
 from longfocus.memory.geometry import MemoryGeometry
 from longfocus.memory.inram import RamBackend
-from longfocus.memory.ondisk import MANIFEST, UNFINISHED, DiskBackend, foreign_entries, is_memory
+from longfocus.memory.ondisk import DiskBackend
 from longfocus.memory.quantiser import has_faiss, require_faiss
 
 if TYPE_CHECKING:
@@ -49,44 +51,6 @@ _COPY_TOKENS = 4096
 _COPY_BYTES = 1 << 22
 _INDEX_STEP_TOKENS = 1 << 20
 """Tokens that are indexed before they are saved."""
-
-
-class MemoryBackend(Protocol):
-    """Where a memory's parts lie. What `append_*` and `store.append` were given counts from `commit` on."""
-
-    geometry: MemoryGeometry
-    store: Any
-    tokens: int
-    documents: list[Document]
-    """All, removed ones too; each stands at its id."""
-    label: str
-    writable: bool
-
-    @property
-    def text_bytes(self) -> int: ...
-    def append_table(self, rows: np.ndarray) -> None: ...
-    def append_text(self, data: bytes) -> None: ...
-    def commit(self, documents: Sequence[Document]) -> None: ...
-    def rollback(self) -> None: ...
-    def read_table(self, start: int, stop: int) -> np.ndarray: ...
-    def read_text(self, start: int, stop: int) -> bytes: ...
-    def clear(self) -> None: ...
-    @property
-    def stored_bytes(self) -> int: ...
-    def successor(self) -> Any: ...
-    def take_over(self, successor: Any) -> None: ...
-    def discard(self, successor: Any) -> None: ...
-    def close(self) -> None: ...
-
-    index: MemoryIndex | None
-    """Of this store, once it was asked for."""
-
-    def load_index(self) -> MemoryIndex: ...
-    def save_index(self, index: MemoryIndex) -> None: ...
-    @property
-    def has_saved_index(self) -> bool: ...
-    @property
-    def index_problem(self) -> str | None: ...
 
 
 class Memory:

@@ -23,9 +23,9 @@ from longfocus.memory.distributed.context import Piece, ShardedPart
 from longfocus.memory.distributed.manifest import MANIFEST, Entry, Manifest, is_sharded, shard_name
 from longfocus.memory.distributed.processes import ClusterOptions, ShardProcesses
 from longfocus.memory.documents import Document, Place, choose
+from longfocus.memory.folder import LOCK, is_memory, take_lock
 from longfocus.memory.geometry import MemoryGeometry
 from longfocus.memory.memory import Memory
-from longfocus.memory.ondisk import LOCK, is_memory, take_lock
 
 if TYPE_CHECKING:
     from longfocus.model.focused import FocusedModel
