@@ -14,8 +14,6 @@ A model only reads a memory while it answers; nothing of a question or an answer
 from __future__ import annotations
 
 import dataclasses
-import os
-import shutil
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -32,13 +30,14 @@ from longfocus.errors import (
     MemoryStoreError,
     MemoryWriteError,
 )
+from longfocus.files import closed_on_error
 from longfocus.memory.approximate import IndexView, MemoryIndex, Ranges
 from longfocus.memory.backend import MemoryBackend
 from longfocus.memory.context import Part
 from longfocus.memory.contract import KVStore
 from longfocus.memory.documents import TOKEN_DTYPE, Document, Place, choose, ranges_of
 from longfocus.memory.fingerprint import tokenizer_fingerprint
-from longfocus.memory.folder import MANIFEST, UNFINISHED, foreign_entries, is_memory
+from longfocus.memory.folder import is_memory
 from longfocus.memory.geometry import MemoryGeometry
 from longfocus.memory.inram import RamBackend
 from longfocus.memory.ondisk import DiskBackend
@@ -124,11 +123,8 @@ class Memory:
             )
         memory = cls._over(DiskBackend(folder, writable=writable))
         if model is not None:
-            try:
+            with closed_on_error(memory):
                 memory.check(model, tokenizer)
-            except BaseException:
-                memory.close()
-                raise
         return memory
 
     def save(self, folder: str | Path, *, model: FocusedModel | None = None, model_source: str | None = None) -> None:
@@ -142,37 +138,11 @@ class Memory:
         """
         options = model.focus.config.to_dict() if model is not None else getattr(self._backend, "focus_options", {})
         source = model_source or getattr(self._backend, "model_source", None)
-        target = Path(folder)
-        unfinished = target / UNFINISHED
-        made = not os.path.lexists(target)
-        try:
-            target.mkdir(parents=True, exist_ok=True)
-            strangers = foreign_entries(target)
-            if is_memory(target):
-                raise MemoryWriteError(
-                    f"{target} holds a memory already; open it with writable=True and extend it, or choose a new folder."
-                )
-            if strangers:
-                raise MemoryWriteError(
-                    f"{target} is not an empty folder (it holds {strangers[0]!r}); choose a new one."
-                )
-            shutil.rmtree(unfinished, ignore_errors=True)
-            backend = DiskBackend.create(unfinished, self.geometry, focus_options=options, model_source=source)
-            with Memory._over(backend) as copy:
-                backend.durable = False
-                copy.extend(self)
-                if self.has_index and has_faiss():
-                    copy.update_index()
-                backend.sync()
-            names = sorted((entry.name for entry in unfinished.iterdir()), key=lambda name: name == MANIFEST)
-            for name in names:  # the manifest last: with it the memory is there, whole
-                os.replace(unfinished / name, target / name)
-        except OSError as error:
-            raise MemoryWriteError(f"{target} could not be written ({error.strerror or error}).") from error
-        finally:
-            shutil.rmtree(unfinished, ignore_errors=True)
-            if made and not is_memory(target):
-                shutil.rmtree(target, ignore_errors=True)
+        with DiskBackend.fill(Path(folder), self.geometry, focus_options=options, model_source=source) as backend:
+            copy = Memory._over(backend)
+            copy.extend(self)
+            if self.has_index and has_faiss():
+                copy.update_index()
 
     # -- what is inside ----------------------------------------------------------------------------------
 

@@ -23,7 +23,7 @@ import shutil
 import weakref
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 
 from longfocus.errors import MemoryFormatError, MemoryStoreError, MemoryWriteError
-from longfocus.files import sync
+from longfocus.files import closed_on_error, sync
 from longfocus.memory.approximate import MemoryIndex
 from longfocus.memory.disk_store import DiskStore
 from longfocus.memory.documents import TOKEN_DTYPE, Document
@@ -75,16 +75,13 @@ class DiskBackend:
         self._crc: dict[str, int] = {}  # running checksums of what was written since the last commit, by file kind
         self._pending_rows = self._pending_text = 0  # token rows and bytes of text since the last commit
         self._lock = take_lock(folder) if writable else None
-        try:
+        with closed_on_error(self):
             self._manifest = Manifest.read(folder)
             self._load_snapshot()
             if writable:
                 self._sweep()
             if sum(size for _, size in self._expected_sizes()) <= VERIFY_ON_OPEN_BYTES:
                 self.verify()
-        except BaseException:
-            self.close()
-            raise
 
     @classmethod
     def create(
@@ -122,6 +119,46 @@ class DiskBackend:
         finally:
             lock.release()
         return cls(folder, writable=True)
+
+    @classmethod
+    @contextmanager
+    def fill(
+        cls, folder: Path, geometry: MemoryGeometry, *, focus_options: Mapping[str, Any], model_source: str | None
+    ) -> Iterator[DiskBackend]:
+        """An empty memory to be filled inside; afterwards it is in the folder, whole. If anything fails, it is not there at all.
+
+        Raises:
+            MemoryWriteError: the folder holds other files, or cannot be written.
+        """
+        unfinished = folder / UNFINISHED
+        made = not os.path.lexists(folder)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            strangers = foreign_entries(folder)
+            if is_memory(folder):
+                raise MemoryWriteError(
+                    f"{folder} holds a memory already; open it with writable=True and extend it, or choose a new folder."
+                )
+            if strangers:
+                raise MemoryWriteError(
+                    f"{folder} is not an empty folder (it holds {strangers[0]!r}); choose a new one."
+                )
+            shutil.rmtree(unfinished, ignore_errors=True)
+            with closing(
+                cls.create(unfinished, geometry, focus_options=focus_options, model_source=model_source)
+            ) as backend:
+                backend.durable = False
+                yield backend
+                backend.sync()
+            names = sorted((entry.name for entry in unfinished.iterdir()), key=lambda name: name == MANIFEST)
+            for name in names:  # the manifest last: with it the memory is there, whole
+                os.replace(unfinished / name, folder / name)
+        except OSError as error:
+            raise MemoryWriteError(f"{folder} could not be written ({error.strerror or error}).") from error
+        finally:
+            shutil.rmtree(unfinished, ignore_errors=True)
+            if made and not is_memory(folder):
+                shutil.rmtree(folder, ignore_errors=True)
 
     def _load_snapshot(self) -> None:
         """Read the journal and open the data files, which stay readable for this object whatever a writer does."""
@@ -418,16 +455,13 @@ class DiskBackend:
         try:
             yield
         finally:
-            try:
+            with closed_on_error(self):  # half of it known: nothing may be written on that ground
                 self._close_files()
                 self._begin_window()
                 generation = self.generation
                 self._load_snapshot()
                 if self.generation == generation:
                     self.store = store
-            except BaseException:  # half of it known: nothing may be written on that ground
-                self.close()
-                raise
 
     def _sweep(self) -> None:
         """Take away files that are no part of the memory: of other generations, and of what was never finished."""
