@@ -35,18 +35,14 @@ from longfocus.model.cache import FocusCache
 from longfocus.model.reading import read_ids
 from longfocus.subjects.local import FocusedSubject, PlainModel
 from longfocus.tasks import retrieval as module
-from longfocus.tasks.retrieval import (
-    KS,
-    MADE,
+from longfocus.tasks.ranking import rank, recall
+from longfocus.tasks.retrieval import KS, MADE, Retrieval, RetrievalOptions
+from longfocus.tasks.retrieval_questions import (
     WHAT,
     WHO,
-    Retrieval,
-    RetrievalOptions,
     exact_words,
     other_words,
     paper_questions,
-    rank,
-    recall,
     stretch,
     strew,
     what_comes_next,
