@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from longfocus.commands.asking import open_for_answers
-from longfocus.commands.options import Asking, Reading, in_groups
+from longfocus.commands.options import AsJson, Asking, Reading, in_groups
 from longfocus.commands.output import emit, print_sources
 
 EPILOG = """Examples:
@@ -39,7 +39,7 @@ def ask(
     sources: Annotated[
         int, typer.Option("--sources", "-s", metavar="N", min=0, help="Passages to show under the answer.")
     ] = 5,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")] = False,
+    as_json: AsJson = False,
     asking: Asking,
     reading: Reading,
 ) -> None:

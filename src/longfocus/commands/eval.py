@@ -235,15 +235,11 @@ def _texts(data: Path | None, own: Sequence[str]) -> Texts:
 
     if data is not None and not data.is_dir():
         raise InputError(f"--data: {data} is not a folder; give the one that holds the sets, see docs/evaluate.md.")
-    pairs = {}
-    for text in own:
-        name, equals, path = text.partition("=")
-        if not equals or not name or not path:
-            raise ConfigError(f"--text {text!r} given, expected NAME=PATH, for instance books=novel.txt.")
+    found = options.own_texts(own)
+    for name, path in found.items():
         if not Path(path).exists():
-            raise InputError(f"--text {text}: {path} does not exist.")
-        pairs[name] = path
-    return Texts(data, pairs)
+            raise InputError(f"--text {name}={path}: {path} does not exist.")
+    return Texts(data, found)
 
 
 def _make(

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from longfocus.commands import sharded
+from longfocus.commands.options import AsJson, Folder
 from longfocus.commands.output import counted, print_documents
 
 EPILOG = """Examples:
@@ -24,7 +24,7 @@ Nobody sees the documents any more from then on; the command compact gives their
 
 
 def forget(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A saved memory.")],
+    folder: Folder,
     patterns: Annotated[
         list[str],
         typer.Argument(
@@ -33,7 +33,7 @@ def forget(
         ),
     ],
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be removed.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Remove documents from a memory."""
     with sharded.open_memory(folder, writable=not dry_run) as memory:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from longfocus.commands import sharded
+from longfocus.commands.options import AsJson, Folder
 from longfocus.commands.output import counted, print_documents
 
 EPILOG = """Examples:
@@ -22,8 +22,8 @@ EPILOG = """Examples:
 
 
 def info(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A saved memory.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")] = False,
+    folder: Folder,
+    as_json: AsJson = False,
     verify: Annotated[
         bool, typer.Option("--verify", help="Compare every byte with its checksum, however large the memory.")
     ] = False,

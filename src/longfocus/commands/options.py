@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -15,6 +16,11 @@ from longfocus.errors import ConfigError
 if TYPE_CHECKING:
     from longfocus.answering import Sampling
 
+Folder = Annotated[Path, typer.Argument(metavar="DIR", help="A saved memory.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
+Changes = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a value of the recipe; repeatable.")
+]
 Model = Annotated[
     str | None,
     typer.Option(
@@ -110,6 +116,21 @@ def focus_options(**given: Any) -> dict[str, Any]:
     if options.get("read_span") == -1:
         options["read_span"] = None
     return options
+
+
+def own_texts(given: Sequence[str]) -> dict[str, str]:
+    """Texts of one's own, name to path, as `--text NAME=PATH` was given.
+
+    Raises:
+        ConfigError: a name or a path is missing.
+    """
+    found = {}
+    for text in given:
+        name, _, path = text.partition("=")
+        if not (name and path):
+            raise ConfigError(f"--text {text!r} given, expected NAME=PATH, for instance books=novel.txt.")
+        found[name] = path
+    return found
 
 
 @dataclasses.dataclass(frozen=True)

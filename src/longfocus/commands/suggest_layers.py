@@ -45,7 +45,7 @@ def suggest_layers(
     ] = 0.1,
     seed: Annotated[int, typer.Option("--seed", metavar="N", help="Seed of the prompts.")] = 0,
     window: options.Window = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")] = False,
+    as_json: options.AsJson = False,
     threads: options.Threads = None,
 ) -> None:
     """Propose memory layers: those whose heads find an earlier token again.
