@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import typer
 
-from longfocus.commands.models import load_model, warn_untrained
-from longfocus.commands.options import CLI_DEFAULTS, Asking
+from longfocus.commands.models import load_for, warn_untrained
+from longfocus.commands.options import Asking
 from longfocus.commands.output import counted, note, report_skipped
 from longfocus.commands.progress import read_all
 from longfocus.commands.searching import settle_retrieval
 from longfocus.commands.sharded import cluster_options
-from longfocus.errors import ConfigError, LongfocusError, ModelNotFoundError
+from longfocus.errors import ConfigError, LongfocusError
 
 if TYPE_CHECKING:
     from longfocus.data.documents import Source
@@ -60,9 +60,7 @@ def _open_shards(folder: str, asking: Asking, options: dict[str, Any], quiet: bo
 
     memory = ShardedMemory.open(folder, options=cluster_options(asking.ray_address, asking.shard_timeout))
     chosen = memory.select(*asking.only) if asking.only else memory
-    name = asking.model or memory.model_source or "default"
-    given = {**memory.focus_options, **options}
-    model, tokenizer = load_model(name, given, asking.threads, asking.dtype, memory.geometry.model_dtype)
+    name, model, tokenizer = load_for(memory, asking.model, options, asking.threads, asking.dtype)
     memory.check(model, tokenizer)
     if not quiet:
         warn_untrained(name)
@@ -89,20 +87,8 @@ def _open_here(
     sources = found.sources if found is not None else []
     if asking.only:
         saved, sources = _only(asking.only, saved, sources)
-    defaults: dict[str, Any] = dict(CLI_DEFAULTS)
-    made_in = None
-    name = asking.model or "default"
-    if saved:
-        defaults, made_in = saved[0].focus_options, saved[0].geometry.model_dtype
-        name = asking.model or saved[0].model_source or "default"
-    try:
-        model, tokenizer = load_model(name, {**defaults, **options}, asking.threads, asking.dtype, made_in)
-    except ModelNotFoundError as error:
-        if saved and asking.model is None:
-            raise ModelNotFoundError(
-                f"{error} ({saved[0].label} was made with it; name its new place with --model.)"
-            ) from error
-        raise
+    maker = saved[0] if saved else None
+    name, model, tokenizer = load_for(maker, asking.model, options, asking.threads, asking.dtype)
     for memory in saved:
         memory.check(model, tokenizer)
     if not quiet:

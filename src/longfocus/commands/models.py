@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from longfocus.commands.options import CLI_DEFAULTS
 from longfocus.commands.output import note
 from longfocus.config import WEIGHT_DTYPES
-from longfocus.errors import ConfigError, MemoryMismatchError
+from longfocus.errors import ConfigError, MemoryMismatchError, ModelNotFoundError
+
+if TYPE_CHECKING:
+    from longfocus.memory.distributed.memory import ShardedMemory
+    from longfocus.memory.memory import Memory
 
 
 def settle(threads: int | None) -> None:
@@ -57,6 +62,34 @@ def load_model(
 
     chosen = dtype or made_in or fast_dtype()
     return load(source, announce=note, dtype=chosen, **options), load_tokenizer(source)
+
+
+def load_for(
+    memory: Memory | ShardedMemory | None,
+    name: str | None,
+    options: dict[str, Any],
+    threads: int | None,
+    dtype: str | None,
+) -> tuple[str, Any, Any]:
+    """Name, model and tokenizer for a memory: the model that is named, else the one that made it, with the options that made
+    it but for those given now.
+
+    Args:
+        memory: None: one that is new.
+    """
+    if memory is None:
+        name = name or "default"
+        return name, *load_model(name, {**CLI_DEFAULTS, **options}, threads, dtype)
+    source = name or memory.model_source or "default"
+    given = {**memory.focus_options, **options}
+    try:
+        return source, *load_model(source, given, threads, dtype, memory.geometry.model_dtype)
+    except ModelNotFoundError as error:
+        if name is not None:
+            raise
+        raise ModelNotFoundError(
+            f"{error} ({memory.label} was made with it; name its new place with --model.)"
+        ) from error
 
 
 def lasting_source(name: str) -> str:

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from longfocus.commands import sharded
-from longfocus.commands.models import hint_at_options, lasting_source, load_model
+from longfocus.commands.models import hint_at_options, lasting_source, load_for
 from longfocus.commands.options import (
-    CLI_DEFAULTS,
     Dtype,
     Encoding,
     Model,
@@ -124,16 +123,11 @@ def remember(
     found = find_sources(paths, encoding=encoding)
     report_skipped(found.skipped)
     options = reading.focus
-    adding = is_memory(into)
     new = found.sources
     passed_over: list[str] = []
-    name = model or "default"
-    defaults: dict[str, Any] = dict(CLI_DEFAULTS)
-    made_in = None
-    if adding:
+    present: Memory | None = None
+    if is_memory(into):
         with Memory.open(into) as present:
-            defaults, made_in = present.focus_options, present.geometry.model_dtype
-            name = model or present.model_source or "default"
             new = not_remembered(present, found.sources)
             passed_over = _passed_over(present, found.sources, new)
             if not new and not options and model is None:
@@ -143,8 +137,8 @@ def remember(
                 return
     elif os.path.exists(into) and (not into.is_dir() or foreign_entries(into)):
         raise LongfocusError(f"{into} exists and is not a memory; choose a new folder.")
-    focused, tokenizer = load_model(name, {**defaults, **options}, threads, dtype, made_in)
-    if adding:
+    name, focused, tokenizer = load_for(present, model, options, threads, dtype)
+    if present is not None:
         with hint_at_options():
             memory = Memory.open(into, model=focused, tokenizer=tokenizer, writable=True)
     else:
@@ -201,10 +195,7 @@ def _update(
     if changes.outdated:
         note(f"Removed {counted(len(changes.outdated), 'earlier version')} of unchanged files.")
     if changes.to_read or options or model is not None:
-        name = model or memory.model_source or "default"
-        focused, tokenizer = load_model(
-            name, {**memory.focus_options, **options}, threads, dtype, memory.geometry.model_dtype
-        )
+        _, focused, tokenizer = load_for(memory, model, options, threads, dtype)
         with hint_at_options():
             reader = Reader(focused, tokenizer, memory)
         _read(folder, reader, changes.to_read, replace=True)

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from longfocus.commands.models import hint_at_options, lasting_source, load_model
-from longfocus.commands.options import CLI_DEFAULTS
+from longfocus.commands.models import hint_at_options, lasting_source, load_for
 from longfocus.commands.output import counted, note
 from longfocus.errors import LongfocusError
 
@@ -48,12 +47,9 @@ def remember(
 
     if not is_sharded(into):
         assert shards is not None
-        name = model or "default"
-        focused, tokenizer = load_model(name, {**CLI_DEFAULTS, **options}, threads, dtype)
-        source_name = lasting_source(name)
-        memory = ShardedMemory.create(
-            into, focused, tokenizer, shards=shards, model_source=source_name, options=cluster
-        )
+        name, focused, tokenizer = load_for(None, model, options, threads, dtype)
+        source = lasting_source(name)
+        memory = ShardedMemory.create(into, focused, tokenizer, shards=shards, model_source=source, options=cluster)
         del focused  # the processes that read have their own
     else:
         memory = ShardedMemory.open(into, options=cluster)
@@ -62,13 +58,7 @@ def remember(
                 f"--shards: {shards} given, but {into} has {len(memory.shards)}; leave the option out to add to them."
             )
         if options or model is not None or dtype is not None:
-            focused, tokenizer = load_model(
-                model or memory.model_source or "default",
-                {**memory.focus_options, **options},
-                threads,
-                dtype,
-                memory.geometry.model_dtype,
-            )
+            _, focused, tokenizer = load_for(memory, model, options, threads, dtype)
             with hint_at_options():
                 memory.check(focused, tokenizer)
             del focused
