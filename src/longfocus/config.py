@@ -16,6 +16,7 @@ from longfocus.errors import ConfigError, did_you_mean
 Positions = Literal["first", "none", "absolute"]
 Retrieval = Literal["dense", "exact", "approximate"]
 Overflow = Literal["slide", "all"]
+WindowFirst = Literal["kept", "replaced"]
 WEIGHT_DTYPES = ("float32", "float16", "bfloat16")
 """What weights may be loaded in."""
 MEMORY_DTYPES = (*WEIGHT_DTYPES, "int8")
@@ -73,6 +74,14 @@ class FocusConfig:
     """While windows are being read into memory, consult at most this many of the nearest memory tokens.
     None: all of them (the method as published). Answering always consults all."""
 
+    window_first: WindowFirst = "kept"
+    """The first token of a window draws attention whatever it says (an attention sink), and a memory holds one for each window.
+    `kept`: as the method is published. `replaced`: its place in memory holds the key and value of the token after it."""
+
+    balance_tokens: int | None = None
+    """With n tokens of memory in sight, each key of the local window counts 1 + n / balance_tokens times in memory layers, so that
+    what many irrelevant keys draw does not grow with their number. None: once (the method as published)."""
+
     overflow: Overflow = "slide"
     """When the window is full. `slide`: its older part moves to memory, the recent `last_window` stays local.
     `all`: everything local moves at once and `last_window` also splits prompts that would fit, as in the
@@ -93,9 +102,11 @@ class FocusConfig:
         self._whole("k", minimum=1)
         self._whole("rerank", minimum=1)
         self._whole("read_span", minimum=0, optional=True)
+        self._whole("balance_tokens", minimum=1, optional=True)
         self._choice("memory_positions", get_args(Positions))
         self._choice("retrieval", get_args(Retrieval))
         self._choice("overflow", get_args(Overflow))
+        self._choice("window_first", get_args(WindowFirst))
         if self.memory_dtype is not None:
             self._choice("memory_dtype", MEMORY_DTYPES)
         if self.window is not None:

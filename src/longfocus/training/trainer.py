@@ -152,7 +152,14 @@ class CrossbatchTrainer(Trainer):
         contexts = plan_contexts(
             rows, mix, choice=part.negatives, generator=np.random.default_rng((seed, 2, number, rank))
         )
-        return CrossbatchContext(rows, contexts, negative_copies=part.negative_copies, group=group, first_row=first)
+        return CrossbatchContext(
+            rows,
+            contexts,
+            negative_copies=part.negative_copies,
+            replace_first=self.recipe.focus_config.window_first == "replaced",
+            group=group,
+            first_row=first,
+        )
 
     def _carried_context(self, model: Any, inputs: dict[str, Any]) -> MemorizingContext | TransformerXLContext:
         """What the places of a baseline carry on, for this step."""
