@@ -35,11 +35,8 @@ def test_the_shipped_weights_are_small_and_say_what_they_are() -> None:
 
 
 @pytest.fixture(scope="module")
-def models() -> tuple[Any, Any, Any]:
-    try:
-        return longfocus.load("default"), longfocus.load("default-base"), longfocus.load_tokenizer()
-    except ModelNotFoundError as error:
-        pytest.skip(str(error))
+def models(default_model: str, default_tokenizer: Any) -> tuple[Any, Any, Any]:
+    return longfocus.load("default"), longfocus.load("default-base"), default_tokenizer
 
 
 @pytest.mark.model
