@@ -32,6 +32,8 @@ EPILOG = """Examples:
 
   longfocus eval passkey perplexity --model path/to/model --plain --out eval/mine-plain
 
+  longfocus eval perplexity --focus balance_tokens=500 --focus window_first=kept --out eval/less-balanced
+
   longfocus eval passkey --set 'passkey.depths=[0, 0.25, 0.5, 0.75, 1]' --set 'passkey.haystacks=[books]'
 
   longfocus eval all --quick
@@ -103,6 +105,7 @@ def evaluate(
     k: options.K = None,
     memory_dtype: options.MemoryDtype = None,
     read_span: options.ReadSpan = None,
+    focus_changes: options.FocusChanges = None,
     dtype: Annotated[
         str | None, typer.Option("--dtype", metavar="DTYPE", help="Of the weights: float32, bfloat16 or float16.")
     ] = None,
@@ -147,7 +150,13 @@ def evaluate(
     every = "all" in (tasks or [])
     classes = [known.find_task(task) for task in _wanted(tasks or [], list(known.TASKS))]
     focus = focus_options(
-        memory_layers=layers, window=window, retrieval=retrieval, k=k, memory_dtype=memory_dtype, read_span=read_span
+        focus_changes,
+        memory_layers=layers,
+        window=window,
+        retrieval=retrieval,
+        k=k,
+        memory_dtype=memory_dtype,
+        read_span=read_span,
     )
     local = {name: value for name, value in {"dtype": dtype, "device": device}.items() if value is not None}
     remote = {"chat": chat or None, "longest": longest, "tokenizer": tokenizer, "timeout": timeout}

@@ -65,6 +65,14 @@ K = Annotated[
         "--k", metavar="N", help="Keys per query and head for --retrieval exact and approximate.  [default: 64]"
     ),
 ]
+FocusChanges = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--focus",
+        metavar="NAME=VALUE",
+        help="Any other option of the focused model (a field of FocusConfig), for instance balance_tokens=500; repeatable.",
+    ),
+]
 Dtype = Annotated[
     str | None,
     typer.Option(
@@ -100,15 +108,27 @@ CLI_DEFAULTS = {"memory_dtype": "float16", "read_span": 4096}
 """Half the space of float32, and reading whose cost per token does not grow with the text; see benchmarks/inference.py."""
 
 
-def focus_options(**given: Any) -> dict[str, Any]:
+def focus_options(changes: Sequence[str] | None = None, **given: Any) -> dict[str, Any]:
     """Options that were given on the command line, as FocusConfig fields.
 
+    Args:
+        changes: more of them, NAME=VALUE with a value in YAML.
+
     Raises:
-        ConfigError: the layer list is not a list of numbers.
+        ConfigError: the layer list is not a list of numbers, or a change is not of that form or names what has its own option.
     """
-    options = {name: value for name, value in given.items() if value is not None}
+    options: dict[str, Any] = {}
+    if changes:
+        from longfocus.settings import apply_change
+
+        for change in changes:
+            apply_change(options, change, "--focus")
+    twice = [name for name in options if given.get(name) is not None]
+    if twice:
+        raise ConfigError(f"--focus {twice[0]}=…: --{twice[0].replace('_', '-')} was given too; give one of them.")
+    options.update({name: value for name, value in given.items() if value is not None})
     layers = options.get("memory_layers")
-    if layers is not None:
+    if isinstance(layers, str):
         try:
             options["memory_layers"] = [int(part) for part in layers.split(",")]
         except ValueError:
