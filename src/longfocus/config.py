@@ -82,10 +82,11 @@ class FocusConfig:
     """With n tokens of memory in sight, each key of the local window counts 1 + n / balance_tokens times in memory layers, so that
     what many irrelevant keys draw does not grow with their number. None: once (the method as published)."""
 
-    overflow: Overflow = "slide"
+    overflow: Overflow | None = None
     """When the window is full. `slide`: its older part moves to memory, the recent `last_window` stays local.
     `anchor`: the same, but the window's very first token stays among them: attention leans on it whatever it says, and a
-    window that lost it predicts worse (attention sinks, arXiv 2309.17453).
+    window that lost it predicts far worse (attention sinks, arXiv 2309.17453; `benchmarks/overflow.py`).
+    None: `anchor`, but `slide` with an overlap or absolute positions.
     `all`: everything local moves at once and `last_window` also splits prompts that would fit, as in the
     authors' code; for released LongLLaMA checkpoints."""
 
@@ -107,7 +108,8 @@ class FocusConfig:
         self._whole("balance_tokens", minimum=1, optional=True)
         self._choice("memory_positions", get_args(Positions))
         self._choice("retrieval", get_args(Retrieval))
-        self._choice("overflow", get_args(Overflow))
+        if self.overflow is not None:
+            self._choice("overflow", get_args(Overflow))
         self._choice("window_first", get_args(WindowFirst))
         if self.memory_dtype is not None:
             self._choice("memory_dtype", MEMORY_DTYPES)
@@ -164,7 +166,9 @@ class FocusConfig:
                 f"window: {window} given, expected at most the {longest_window} tokens that the model's positions cover."
             )
         self._check_against_window(window)
-        return dataclasses.replace(self, memory_layers=layers, window=window)
+        plain = self.overlap == 0 and self.memory_positions != "absolute"
+        overflow = self.overflow or ("anchor" if plain else "slide")
+        return dataclasses.replace(self, memory_layers=layers, window=window, overflow=overflow)
 
     @property
     def layers(self) -> tuple[int, ...]:

@@ -88,7 +88,8 @@ def read(sizes: Sequence[int], overlap: int = 0) -> list[Window]:
 def decode(prompt: Sequence[int], new: int, window: int, keep: int, overlap: int = 0) -> list[Window]:
     """Read a prompt in windows of these sizes, then feed `new` tokens one by one.
 
-    When the window is full its older part slides into memory and the recent `keep` tokens stay.
+    When the window is full its older part slides into memory and the recent `keep` tokens stay; without overlap, its first
+    token is one of them.
     """
     steps = []
     local = 0
@@ -100,7 +101,7 @@ def decode(prompt: Sequence[int], new: int, window: int, keep: int, overlap: int
         leaving = local - keep if local == window else 0
         steps.append((1, leaving, False))
         local += 1 - leaving
-    return walk(steps)
+    return walk(steps, anchor=overlap == 0)
 
 
 def focused_logits(

@@ -292,11 +292,20 @@ def test_sliding_after_a_long_prompt_equals_brute_force(positions: str, overlap:
 
 
 @SOME
+def test_sliding_without_an_anchor_equals_brute_force(name: str) -> None:
+    ids = tokens(1, 80)
+    model = focused(name, overflow="slide")
+    found = feed(model, ids, 22, *[1] * 58)[0]
+    assert_close(found, by_force(name, ids[0], planned(model, 22, *[1] * 58)), REENCODED, "logits")
+
+
+@SOME
 @pytest.mark.parametrize("last_window", [None, 2, 1])
 def test_an_anchored_window_equals_brute_force(name: str, last_window: int | None) -> None:
     """Its first token stays through five overflows, and goes when all of the window does."""
     ids = tokens(1, 124)
-    model = focused(name, overflow="anchor", last_window=last_window, window_first="replaced")
+    model = focused(name, last_window=last_window, window_first="replaced")
+    assert model.focus.config.overflow == "anchor", "unless told otherwise"
     cache = model.new_cache()
     feeds = (22, *[1] * 53, 30, *[1] * 19)
     found = feed(model, ids, *feeds, cache=cache)[0]
@@ -340,7 +349,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "read_span": {"window": 40, "read_span": 50},
     "balanced": {"window": 40, "window_first": "replaced", "balance_tokens": 9},
     "balanced within a span": {"window": 40, "read_span": 50, "balance_tokens": 9},
-    "anchored": {"window": 40, "window_first": "replaced", "overflow": "anchor"},
+    "sliding": {"window": 40, "overflow": "slide"},
 }
 
 
