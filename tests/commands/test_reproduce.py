@@ -35,7 +35,10 @@ def test_help_has_the_scales_and_examples() -> None:
 
 def test_check_prints_the_shapes_of_the_paper() -> None:
     found = json.loads(_invoke("dictionary", "--scale", "paper", "--check"))
-    assert [(line["line"], line["steps"], line["seeds"]) for line in found] == [("fot", 5000, 10), ("plain", 5000, 10)]
+    assert [(model["model"], model["steps"], model["seeds"]) for model in found] == [
+        ("fot", 5000, 10),
+        ("plain", 5000, 10),
+    ]
 
 
 @pytest.mark.parametrize(
