@@ -15,6 +15,9 @@ EXPERIMENTS = {
     "dictionary": "longfocus.reproduce.dictionary:EXPERIMENT",
     "distraction": "longfocus.reproduce.distraction:EXPERIMENT",
     "multidoc": "longfocus.reproduce.multidoc:EXPERIMENT",
+    "differentiable": "longfocus.reproduce.differentiable:EXPERIMENT",
+    "gate": "longfocus.reproduce.gate:EXPERIMENT",
+    "then-memorizing": "longfocus.reproduce.then_memorizing:EXPERIMENT",
 }
 """Name -> module:object, in the order of `longfocus reproduce --list`."""
 
