@@ -16,6 +16,9 @@ EXPERIMENTS = {
     "distraction": "longfocus.reproduce.distraction:EXPERIMENT",
     "multidoc": "longfocus.reproduce.multidoc:EXPERIMENT",
     "differentiable": "longfocus.reproduce.differentiable:EXPERIMENT",
+    "extending": "longfocus.reproduce.extending:EXPERIMENT",
+    "single-document": "longfocus.reproduce.single_document:EXPERIMENT",
+    "memory-length": "longfocus.reproduce.memory_length:EXPERIMENT",
     "gate": "longfocus.reproduce.gate:EXPERIMENT",
     "then-memorizing": "longfocus.reproduce.then_memorizing:EXPERIMENT",
 }
