@@ -21,6 +21,11 @@ EXPERIMENTS = {
     "memory-length": "longfocus.reproduce.memory_length:EXPERIMENT",
     "gate": "longfocus.reproduce.gate:EXPERIMENT",
     "then-memorizing": "longfocus.reproduce.then_memorizing:EXPERIMENT",
+    "memory-positions": "longfocus.reproduce.memory_positions:EXPERIMENT",
+    "negatives": "longfocus.reproduce.negatives:EXPERIMENT",
+    "mixed-shares": "longfocus.reproduce.mixed_shares:EXPERIMENT",
+    "memory-layer": "longfocus.reproduce.memory_layer:EXPERIMENT",
+    "keys": "longfocus.reproduce.keys:EXPERIMENT",
 }
 """Name -> module:object, in the order of `longfocus reproduce --list`."""
 
