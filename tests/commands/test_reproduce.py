@@ -25,6 +25,7 @@ def test_the_list_names_every_experiment_with_its_claims() -> None:
     said = _invoke("--list")
     assert [line.split(":")[0] for line in said.splitlines() if not line.startswith(" ")] == list(EXPERIMENTS)
     assert "dictionary: Dictionary lookup (appendix F, figure 10)\n    at least 92%" in said
+    assert "keys: Keys that a query takes from memory (not in the paper)\n    k = 32 is like" in said
 
 
 def test_help_has_the_scales_and_examples() -> None:

@@ -1,5 +1,5 @@
-"""Experiments of the Focused Transformer paper (arXiv 2307.03170), one a file: trained, evaluated, drawn beside the paper's
-numbers. This table imports nothing heavy; an experiment's module is imported when it is asked for."""
+"""Experiments of the Focused Transformer paper (arXiv 2307.03170), and some that it left open, one a file: trained, evaluated,
+drawn beside the paper's numbers. This table imports nothing heavy; an experiment's module is imported when it is asked for."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ EXPERIMENTS = {
     "then-memorizing": "longfocus.reproduce.then_memorizing:EXPERIMENT",
     "memory-positions": "longfocus.reproduce.memory_positions:EXPERIMENT",
     "negatives": "longfocus.reproduce.negatives:EXPERIMENT",
+    "contrast": "longfocus.reproduce.contrast:EXPERIMENT",
     "mixed-shares": "longfocus.reproduce.mixed_shares:EXPERIMENT",
     "memory-layer": "longfocus.reproduce.memory_layer:EXPERIMENT",
     "keys": "longfocus.reproduce.keys:EXPERIMENT",

@@ -73,6 +73,8 @@ SILENT = (
     "weights drawn with deviation 0.02 (0.09 at small scale), windows of 512, the last tenth of the steps for d = 64, memory layer 8 counted from 0"
 )
 
+TWO_WINDOWS = "for d = 2, w = 2 the two negatives are windows of two other documents, not two windows of one"
+
 MANY: dict[str, dict[str, Any]] = {
     "smoke": {"lengths": [64, 128], "own": 64, "stride": 64, "block": 32, "tokens": 200, "up_to": 2000},
     "small": {

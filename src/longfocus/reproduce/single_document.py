@@ -36,7 +36,13 @@ def scale(name: str, texts: Path) -> Scale:
             else:
                 model = arxiv.crossbatch(name, texts, d, w)
             lines.append(Line(_line(way, d, w), f"d = {d}, w = {w}", model, options=options, group=GROUPS[way]))
-    departures = [*continued.DEPARTURES.get(name, ()), continued.SILENT, *arxiv.DEPARTURES.get(name, ()), lm.SILENT]
+    departures = [
+        *continued.DEPARTURES.get(name, ()),
+        continued.SILENT,
+        *arxiv.DEPARTURES.get(name, ()),
+        lm.SILENT,
+        lm.TWO_WINDOWS,
+    ]
     return Scale(
         lines=lines,
         seeds=lm.SEEDS[name],
