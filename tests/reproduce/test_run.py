@@ -263,7 +263,7 @@ def test_recipes_of_bases_come_first_and_no_two_models_share_a_name(tmp_path: Pa
     experiment = _shrunk(find_experiment("then-memorizing"), steps=2)
     scale = scale_of(experiment, "smoke", Path("texts"))
     (model,) = (line.model for line in scale.lines if line.name == "lm-d2-then-memorizing")
-    assert [one.name for one in model.line_of_bases] == ["lm-d2-begun", "lm-d2-then-memorizing"]
+    assert [one.name for one in model.lineage] == ["lm-d2-begun", "lm-d2-then-memorizing"]
     paths = write_recipes(experiment, "smoke", tmp_path / "out", tmp_path / "recipes")
     assert [path.name for path in paths][-2:] == [
         "lm-d2-begun-smoke-seed0.yaml",
@@ -328,6 +328,17 @@ def test_every_scale_has_valid_recipes_and_known_lines(name: str, scale_name: st
     for claim in experiment.claims:
         named = {getattr(claim, field) for field in ("line", "than") if hasattr(claim, field)}
         assert named <= lines, claim.text
+
+
+@pytest.mark.parametrize("scale_name", SCALES)
+def test_a_name_means_one_model_in_all_experiments(scale_name: str) -> None:
+    found: dict[str, Model] = {}
+    uses: dict[str, int] = {}
+    for name in EXPERIMENTS:
+        for model in scale_of(find_experiment(name), scale_name, Path("texts")).models:
+            assert found.setdefault(model.name, model) == model, f"{model.name} of {name}"
+            uses[model.name] = uses.get(model.name, 0) + 1
+    assert uses["lm-d2"] > 2 and uses["base"] == 2, "they are shared"
 
 
 @pytest.mark.parametrize(("name", "scale_name"), ALL)

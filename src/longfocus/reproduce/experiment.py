@@ -51,14 +51,14 @@ class Model:
         if self.base is not None:
             assert "model" not in recipe, "a base or a model"
             recipe["model"] = str(self.base.folder(scale, seed, within) / RESULT_FOLDER)
-        draws = seed + _SEEDS_APART * (len(self.line_of_bases) - 1)  # other documents than the base began with
+        draws = seed + _SEEDS_APART * (len(self.lineage) - 1)  # other documents than the base began with
         recipe["run"] = {**recipe["run"], "seed": draws, "output": str(self.folder(scale, seed, within))}
         return Recipe.check(recipe, f"recipe of {self.name}")
 
     @property
-    def line_of_bases(self) -> tuple[Model, ...]:
+    def lineage(self) -> tuple[Model, ...]:
         """The first base, what began from it, and so on to this model."""
-        return (*(self.base.line_of_bases if self.base is not None else ()), self)
+        return (*(self.base.lineage if self.base is not None else ()), self)
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ class Scale:
         """Every model once, a base before what begins from it."""
         found: dict[str, Model] = {}
         for line in self.lines:
-            for model in line.model.line_of_bases:
+            for model in line.model.lineage:
                 assert found.setdefault(model.name, model) == model, f"two models are called {model.name}"
         return tuple(found.values())
 

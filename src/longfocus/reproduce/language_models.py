@@ -68,10 +68,11 @@ DEPARTURES = {
     ),
     "paper": ("the gated MLP of a Llama, its width chosen for 184M weights",),
 }
-SILENT = (
+CHOSEN = (
     "chosen where our notes on the paper are silent: learning rate 1e-3 with 1,000 steps of warm-up (100 at small scale), "
-    "weights drawn with deviation 0.02 (0.09 at small scale), windows of 512, the last tenth of the steps for d = 64, memory layer 8 counted from 0"
+    "weights drawn with deviation 0.02 (0.09 at small scale), memory layer 8 counted from 0"
 )
+SILENT = f"{CHOSEN}, windows of 512 in all of these experiments"
 
 TWO_WINDOWS = "for d = 2, w = 2 the two negatives are windows of two other documents, not two windows of one"
 

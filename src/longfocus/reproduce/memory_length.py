@@ -28,7 +28,7 @@ def scale(name: str, texts: Path) -> Scale:
         seeds=lm.SEEDS[name],
         options=arxiv.options(name),
         about=arxiv.ABOUT[name],
-        departures=(*arxiv.DEPARTURES.get(name, ()), lm.SILENT, lm.TWO_WINDOWS),
+        departures=(*arxiv.DEPARTURES.get(name, ()), lm.CHOSEN, lm.TWO_WINDOWS),
     )
 
 

@@ -72,7 +72,7 @@ def check(experiment: Experiment, scale_name: str, data: Path | None = None) -> 
     recipes = recipes_of(scale_name, scale, 1, Path(MODELS))
     found = []
     for model in scale.models:
-        recipe, first = recipes[model.name, 0], recipes[model.line_of_bases[0].name, 0]
+        recipe, first = recipes[model.name, 0], recipes[model.lineage[0].name, 0]
         assert isinstance(first.model, Scratch)
         focus = recipe.focus_config.resolve(first.model.layers, first.model.longest)
         window = focus.window_tokens

@@ -40,7 +40,7 @@ def scale(name: str, texts: Path) -> Scale:
         *continued.DEPARTURES.get(name, ()),
         continued.SILENT,
         *arxiv.DEPARTURES.get(name, ()),
-        lm.SILENT,
+        lm.CHOSEN,
         lm.TWO_WINDOWS,
     ]
     return Scale(
