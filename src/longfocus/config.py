@@ -15,7 +15,8 @@ from longfocus.errors import ConfigError, did_you_mean
 
 Positions = Literal["first", "none", "absolute"]
 Retrieval = Literal["dense", "exact", "approximate"]
-Overflow = Literal["slide", "all"]
+Overflow = Literal["slide", "anchor", "all"]
+WindowFirst = Literal["kept", "replaced"]
 WEIGHT_DTYPES = ("float32", "float16", "bfloat16")
 """What weights may be loaded in."""
 MEMORY_DTYPES = (*WEIGHT_DTYPES, "int8")
@@ -73,8 +74,18 @@ class FocusConfig:
     """While windows are being read into memory, consult at most this many of the nearest memory tokens.
     None: all of them (the method as published). Answering always consults all."""
 
+    window_first: WindowFirst = "kept"
+    """The first token of a window draws attention whatever it says (an attention sink), and a memory holds one for each window.
+    `kept`: as the method is published. `replaced`: its place in memory holds the key and value of the token after it."""
+
+    balance_tokens: int | None = None
+    """With n tokens of memory in sight, each key of the local window counts 1 + n / balance_tokens times in memory layers, so that
+    what many irrelevant keys draw does not grow with their number. None: once (the method as published)."""
+
     overflow: Overflow = "slide"
     """When the window is full. `slide`: its older part moves to memory, the recent `last_window` stays local.
+    `anchor`: the same, but the window's very first token stays among them: attention leans on it whatever it says, and a
+    window that lost it predicts worse (attention sinks, arXiv 2309.17453).
     `all`: everything local moves at once and `last_window` also splits prompts that would fit, as in the
     authors' code; for released LongLLaMA checkpoints."""
 
@@ -93,11 +104,17 @@ class FocusConfig:
         self._whole("k", minimum=1)
         self._whole("rerank", minimum=1)
         self._whole("read_span", minimum=0, optional=True)
+        self._whole("balance_tokens", minimum=1, optional=True)
         self._choice("memory_positions", get_args(Positions))
         self._choice("retrieval", get_args(Retrieval))
         self._choice("overflow", get_args(Overflow))
+        self._choice("window_first", get_args(WindowFirst))
         if self.memory_dtype is not None:
             self._choice("memory_dtype", MEMORY_DTYPES)
+        if self.overflow == "anchor" and (self.overlap or self.memory_positions == "absolute"):
+            raise ConfigError(
+                "overflow: 'anchor' given, which needs overlap 0 and memory positions other than 'absolute'; use 'slide'."
+            )
         if self.window is not None:
             self._check_against_window(self.window)
 

@@ -99,7 +99,7 @@ def load_yaml(text: str) -> Any:
     return yaml.load(text, Loader=_Loader)
 
 
-def apply_change(raw: dict[str, Any], change: str) -> None:
+def apply_change(raw: dict[str, Any], change: str, option: str = "--set") -> None:
     """Set `a.b.0.c=value` in plain data; the value is YAML.
 
     Raises:
@@ -107,17 +107,17 @@ def apply_change(raw: dict[str, Any], change: str) -> None:
     """
     key, equals, text = change.partition("=")
     if not equals or not key:
-        raise ConfigError(f"--set {change!r} given, expected key=value, for instance run.steps=20.")
+        raise ConfigError(f"{option} {change!r} given, expected key=value.")
     *path, last = key.split(".")
     at: Any = raw
     for name in path:
         at = at[_index(at, name, change)] if isinstance(at, list) else at.setdefault(name, {})
         if not isinstance(at, (dict, list)):
-            raise ConfigError(f"--set {change!r}: {name} is not a section.")
+            raise ConfigError(f"{option} {change!r}: {name} is not a section.")
     try:
         value = load_yaml(text)
     except yaml.YAMLError as error:
-        raise ConfigError(f"--set {change!r}: the value is not YAML: {' '.join(str(error).split())}") from error
+        raise ConfigError(f"{option} {change!r}: the value is not YAML: {' '.join(str(error).split())}") from error
     if isinstance(at, list):
         at[_index(at, last, change)] = value
     else:

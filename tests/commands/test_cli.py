@@ -28,6 +28,7 @@ from longfocus.commands import COMMANDS
 from tests import processes
 from tests.commands.conftest import WINDOW, longfocus
 from tests.data.pdf import pdf
+from tests.machine import grow
 from tests.memory.saved import assert_begins, assert_same, held
 
 LINES = re.compile(r"\[(\d+)\] (.+):(\d+)  (\d+\.\d\d)%")
@@ -758,26 +759,19 @@ def test_a_place_that_is_taken(tmp_path: Path, note: Path, prose: Path, tiny_mod
     assert [path.name for path in folder.iterdir()] == ["letter.txt"]
 
 
-def test_a_full_disk(tmp_path: Path, note: Path, prose: Path, tiny_model: Path) -> None:
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=160k", "tmpfs", disk], capture_output=True, text=True)
-    if mounted.returncode:
-        pytest.skip(f"a small file system cannot be mounted here: {mounted.stderr.strip()}")
-    try:
-        folder = disk / "m"
-        message = refuses("remember", note, prose, "--into", folder, "--model", tiny_model)
-        assert "The disk is full" in message
-        done = longfocus("ask", folder, "Why?", "--json", "--max-new-tokens", 2)
-        assert done.code == 0, done.err
-        assert only_line(done.out)["memory"]["tokens"] > 0
-        subprocess.run(["mount", "-o", "remount,size=8192k", disk], check=True)
-        assert longfocus("remember", note, prose, "--into", folder, "--model", tiny_model).code == 0
-        with Memory.open(folder) as memory:
-            assert [document.complete for document in memory.documents] == [True, True]
-            assert memory.text_of(memory.documents[1]) == prose.read_text()
-    finally:
-        subprocess.run(["umount", "--lazy", disk], check=True)
+def test_a_full_disk(small_disk: Callable[[int], Path], note: Path, prose: Path, tiny_model: Path) -> None:
+    disk = small_disk(160)
+    folder = disk / "m"
+    message = refuses("remember", note, prose, "--into", folder, "--model", tiny_model)
+    assert "The disk is full" in message
+    done = longfocus("ask", folder, "Why?", "--json", "--max-new-tokens", 2)
+    assert done.code == 0, done.err
+    assert only_line(done.out)["memory"]["tokens"] > 0
+    grow(disk, 8192)
+    assert longfocus("remember", note, prose, "--into", folder, "--model", tiny_model).code == 0
+    with Memory.open(folder) as memory:
+        assert [document.complete for document in memory.documents] == [True, True]
+        assert memory.text_of(memory.documents[1]) == prose.read_text()
 
 
 # -- help and names ----------------------------------------------------------------------------------------

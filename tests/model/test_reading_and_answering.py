@@ -111,6 +111,10 @@ SIDE_BY_SIDE: dict[str, dict[str, Any]] = {
     "absolute positions": {"memory_positions": "absolute"},
     "overlap": {"overlap": 5},
     "short last window": {"last_window": 3},
+    "firsts replaced": {"window_first": "replaced"},
+    "balanced": {"balance_tokens": 9},
+    "balanced within a span": {"balance_tokens": 9, "read_span": 40, "window_first": "replaced"},
+    "balanced top-k": {"balance_tokens": 9, "retrieval": "exact", "k": 7},
 }
 
 

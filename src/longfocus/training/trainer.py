@@ -163,6 +163,7 @@ class CrossbatchTrainer(Trainer):
             contexts,
             negative_copies=part.negative_copies,
             contrast=part.contrast > 0,
+            replace_first=self.recipe.focus_config.window_first == "replaced",
             group=group,
             first_row=first,
         )
