@@ -25,6 +25,8 @@ EPILOG = """Examples:
 
   longfocus reproduce distraction --scale paper --recipes recipes/distraction
 
+  longfocus reproduce extending --seeds 1
+
 An experiment that was stopped (Ctrl-C, kill, power) goes on where it was when started again.
 """
 
@@ -53,8 +55,8 @@ def reproduce(
         typer.Option(
             "--recipes",
             metavar="FOLDER",
-            help="Write the training recipes there and stop, to be trained by longfocus train (on several GPUs: torchrun); "
-            "later calls find those models.",
+            help="Write the training recipes there and stop, to be trained by longfocus train (on several GPUs: torchrun), in "
+            "the printed order; later calls find those models.",
         ),
     ] = None,
     seeds: Annotated[
@@ -77,13 +79,13 @@ def reproduce(
     ] = None,
     threads: options.Threads = None,
 ) -> None:
-    """Rerun an experiment of the paper: train, evaluate, draw beside the paper's numbers, check its claims."""
+    """Rerun an experiment of the paper, or run one that it left open: train, evaluate, draw beside the paper's numbers, check claims."""
     from longfocus import reproduce as known
 
     if list_experiments:
         for name in known.EXPERIMENTS:
             found = known.find_experiment(name)
-            print(f"{name}: {found.title} ({found.paper})")
+            print(f"{name}: {found.title} ({found.paper or 'not in the paper'})")
             for claim in found.claims:
                 print(f"    {claim.text}")
         return

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from longfocus.attention.context import LocalWindow
 from longfocus.crossbatch.attend import Mass, Table, attend_rows
+from longfocus.crossbatch.contrast import contrast_rows
 from longfocus.crossbatch.plan import Contexts, Rows, other_documents
 
 
@@ -30,6 +31,7 @@ class CrossbatchContext:
         contexts: Contexts,
         *,
         negative_copies: float = 1.0,
+        contrast: bool = False,
         replace_first: bool = False,
         group: Any = None,
         first_row: int = 0,
@@ -39,6 +41,8 @@ class CrossbatchContext:
             rows: the batch; with `group` that of all ranks.
             contexts: the table from `plan_contexts` over `rows`.
             negative_copies: each negative counts as often as this (see `reference.attend_rows`).
+            contrast: fill `self.contrast` with the explicit loss of each layer (see `contrast`); not where layers are run
+                again for the backward pass (gradient checkpointing).
             replace_first: other rows see a window's second token in place of its first (`window_first` of FocusConfig).
             group: process group whose ranks hold `rows` in order, equally many each. None: all rows are here.
             first_row: with `group`, this rank's first row.
@@ -47,6 +51,8 @@ class CrossbatchContext:
         self.negative_copies, self.replace_first = negative_copies, replace_first
         self.group, self.first_row = group, first_row
         self.mass: dict[int, Mass] = {}
+        self.contrast: dict[int, Tensor] = {}
+        self._contrasts = contrast
         self._found_hard = 0
         self._lists = contexts.lists()
 
@@ -69,6 +75,8 @@ class CrossbatchContext:
             self._found_hard = sum(map(len, negatives))
         lengths = self.rows.lengths.tolist()
         table = Table(positives, negatives, lengths, self.negative_copies, lengths[mine])
+        if self._contrasts:
+            self.contrast[layer] = contrast_rows(window.outer_query, context_key, table, scale=scale, softcap=softcap)
         out, self.mass[layer] = attend_rows(
             window.query,
             window.key,
