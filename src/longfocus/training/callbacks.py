@@ -31,7 +31,7 @@ class LogFile(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Lines after the checkpoint that the run goes on from are written again."""
         if state.is_world_process_zero and self.path.is_file():
-            lines = self.path.read_text("utf-8").splitlines()
+            lines = self.path.read_text("utf-8", errors="replace").splitlines()
             kept = [line for line in lines if _step_of(line) <= state.global_step]
             write_whole(self.path, "".join(f"{line}\n" for line in kept))
 
@@ -63,7 +63,7 @@ def _line(step: int, steps: int, logs: dict[str, Any]) -> str:
 def _step_of(line: str) -> int:
     try:
         return int(json.loads(line)["step"])
-    except (ValueError, KeyError):
+    except (ValueError, KeyError, TypeError):
         return 1 << 62  # a line that a kill cut off
 
 

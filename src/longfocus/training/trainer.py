@@ -14,6 +14,7 @@ import json
 import os
 import shutil
 import time
+import zipfile
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -311,10 +312,14 @@ class CrossbatchTrainer(Trainer):
             save_weights(parts.trained_weights(self.model), folder / WEIGHTS)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        if (Path(resume_from_checkpoint) / WEIGHTS).is_file():
-            load_weights(self.model, Path(resume_from_checkpoint) / WEIGHTS)
-        else:
-            super()._load_from_checkpoint(resume_from_checkpoint, model)
+        folder = Path(resume_from_checkpoint)
+        try:
+            if self._saves_part:
+                load_weights(self.model, folder / WEIGHTS)
+            else:
+                super()._load_from_checkpoint(resume_from_checkpoint, model)
+        except (OSError, ValueError, SafetensorError) as error:  # ours for missing weights are among them
+            raise _damaged(folder, "its weights", error) from error
 
     def train_to_the_end(self, start: Path | None) -> None:
         """Train from the beginning or a checkpoint; one that is the end already only gives its weights."""
@@ -324,27 +329,50 @@ class CrossbatchTrainer(Trainer):
         else:
             self.train(resume_from_checkpoint=str(start) if start is not None else None)
 
+    def _check_whole(self, checkpoint: Path) -> None:
+        """Look at the files that the ordinary trainer goes on without, or fails over in words of its own.
+
+        Raises:
+            TrainingError: one is missing or damaged.
+        """
+        several = self.args.world_size > 1
+        names = ["trainer_state.json", f"rng_state_{self.args.process_index}.pth" if several else "rng_state.pth"]
+        names += [] if self.is_fsdp_enabled else ["optimizer.pt", "scheduler.pt"]
+        for name in names:
+            try:
+                if name.endswith(".json"):
+                    json.loads((checkpoint / name).read_text("utf-8"))
+                    continue
+                with zipfile.ZipFile(checkpoint / name) as parts_of_it:
+                    if parts_of_it.testzip() is not None:
+                        raise zipfile.BadZipFile("a checksum is wrong")
+            except (OSError, ValueError, zipfile.BadZipFile) as error:
+                raise _damaged(checkpoint, name, error) from error
+
     def go_on_from(self, checkpoint: Path) -> None:
         """Set data and schedule to where the checkpoint was taken.
 
         Raises:
-            TrainingError: the checkpoint has no position for this process.
+            TrainingError: the checkpoint is damaged, or has no position for this process.
             ConfigError: the position is of other data or settings.
         """
         path = checkpoint / POSITION.format(rank=self.args.process_index)
         try:
             position = json.loads(path.read_text("utf-8"))
         except (OSError, ValueError) as error:
-            raise TrainingError(
-                f"{path} cannot be read ({error}); resume with as many processes as before, or start with another output."
-            ) from error
-        self.batches.load_state_dict(position)
+            if self.args.world_size > 1 or not (checkpoint / POSITION.format(rank=0)).is_file():
+                raise TrainingError(
+                    f"{path} cannot be read ({getattr(error, 'strerror', None) or error}); go on with as many processes as before."
+                ) from error
+            raise _damaged(checkpoint, path.name, error) from error
+        self.batches.load_state_dict(position)  # another number of processes shows here
+        self._check_whole(checkpoint)
         if self.carried is not None:
             carried = checkpoint / CARRIED.format(rank=self.args.process_index)
             try:
                 state = load_file(carried)
             except (OSError, SafetensorError) as error:
-                raise TrainingError(f"{carried} cannot be read ({error}); start with another output.") from error
+                raise _damaged(checkpoint, carried.name, error) from error
             self.carried.load_state_dict(state, self.args.device)
         if self.schedule is not None:
             self.schedule.load_state_dict(position["schedule"])
@@ -384,6 +412,14 @@ class _GoOnLogging(TrainerCallback):
         if kept:
             trainer._tr_loss = torch.tensor(kept["loss"], device=args.device)
             trainer._globalstep_last_logged = kept["last_logged"]
+
+
+def _damaged(checkpoint: Path, name: str, error: Exception) -> TrainingError:
+    told = getattr(error, "strerror", None) or " ".join(str(error).split())
+    return TrainingError(
+        f"{checkpoint} is damaged ({name}: {told}). Remove that folder; the run then goes on from the checkpoint before "
+        "it, or from its beginning."
+    )
 
 
 def checkpoints(output: Path) -> list[Path]:
