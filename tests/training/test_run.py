@@ -191,6 +191,42 @@ def test_one_process_at_a_time_trains_into_a_folder(recipe: Path, tmp_path: Path
         child.wait()
 
 
+@pytest.mark.parametrize("what", ["memory_attention", "all"])
+def test_of_a_damaged_checkpoint_the_damaged_file_is_named(recipe: Path, tmp_path: Path, what: str) -> None:
+    whole = [f"run.output={tmp_path / 'whole'}", "run.steps=2", f"train.what={what}"]
+    run(Recipe.read(recipe, whole))
+    names = sorted(path.name for path in (tmp_path / "whole" / "checkpoint-1").iterdir())
+    names = [name for name in names if name not in ("config.json", "generation_config.json", "training_args.bin")]
+    assert len(names) == 6, names
+    for name in names:
+        for damage in ("gone", "empty", "cut", "turned"):
+            output = tmp_path / f"{name} {damage}"
+            shutil.copytree(tmp_path / "whole", output)
+            shutil.rmtree(output / "checkpoint-2")
+            path = output / "checkpoint-1" / name
+            data = path.read_bytes()
+            path.write_bytes({"cut": data[: len(data) // 2], "turned": data[::-1]}.get(damage, b""))
+            if damage == "gone":
+                path.unlink()
+            place = "its weights" if name.endswith(".safetensors") else name
+            message = (
+                rf"checkpoint-1 is damaged \({place}: .*Remove that folder" if damage != "gone" else "checkpoint-1"
+            )
+            with pytest.raises(TrainingError, match=message):
+                run(Recipe.read(recipe, [*whole, f"run.output={output}"]))
+
+
+@pytest.mark.parametrize("line", ["5", "{}", "[]", "null", '{"step": nu', "\\xff"])
+def test_lines_of_the_log_that_mean_nothing_are_written_over(recipe: Path, tmp_path: Path, line: str) -> None:
+    output = tmp_path / "run"
+    run(Recipe.read(recipe, [f"run.output={output}", "run.steps=2"]))
+    shutil.rmtree(output / "checkpoint-2")
+    with (output / "log.jsonl").open("ab") as file:
+        file.write(line.encode().replace(b"\\xff", b"\xff") + b"\n")
+    run(Recipe.read(recipe, [f"run.output={output}", "run.steps=2"]))
+    assert [entry["step"] for entry in _log(output)] == [1, 2]
+
+
 @pytest.mark.parametrize("what", ["all", "layers"])
 def test_other_parts_are_trained_and_resumed(recipe: Path, tmp_path: Path, what: str) -> None:
     changes = [f"run.output={tmp_path}", f"train.what={what}", "run.steps=4"] + (
