@@ -216,6 +216,29 @@ def test_of_a_damaged_checkpoint_the_damaged_file_is_named(recipe: Path, tmp_pat
                 run(Recipe.read(recipe, [*whole, f"run.output={output}"]))
 
 
+@pytest.mark.parametrize(
+    ("most_bytes", "refused"),
+    [
+        (300, "run cannot be written"),
+        (3_000, "checkpoint-1 could not be written"),
+        (60_000, "checkpoint-1 could not be written"),
+        (200_000, "model could not be written"),
+    ],
+)
+def test_a_full_disk_is_said_and_with_room_the_run_goes_on(
+    recipe: Path, unbroken: Path, tmp_path: Path, most_bytes: int, refused: str
+) -> None:
+    output = tmp_path / "run"
+    command = (str(most_bytes), str(recipe), f"run.output={output}")
+    ended = start("tests.training.tiny_run:train_where_files_are_small", *command).wait()
+    assert ended.code == 0 and refused in ended.out, ended
+    assert "ile too large" in ended.out or "is the disk full?" in ended.out
+    assert not (output / "unfinished").exists() and not list(output.glob("*.new"))
+    run(Recipe.read(recipe, [f"run.output={output}"]))
+    expected = _weights(unbroken)
+    assert all(torch.equal(weight, expected[name]) for name, weight in _weights(output).items())
+
+
 @pytest.mark.parametrize("line", ["5", "{}", "[]", "null", '{"step": nu', "\\xff"])
 def test_lines_of_the_log_that_mean_nothing_are_written_over(recipe: Path, tmp_path: Path, line: str) -> None:
     output = tmp_path / "run"

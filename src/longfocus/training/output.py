@@ -22,7 +22,7 @@ from longfocus.training import parts
 from longfocus.training.build import build_model, without_memory
 from longfocus.training.recipes import Recipe
 from longfocus.training.scratch import fold_temperatures
-from longfocus.training.trainer import WEIGHTS, CrossbatchTrainer, checkpoints
+from longfocus.training.trainer import WEIGHTS, CrossbatchTrainer, checkpoints, writing
 
 RECIPE, LOG, RESULT, LOCK = "recipe.yaml", "log.jsonl", "result.json", "lock"
 _MAY_CHANGE = (
@@ -142,7 +142,15 @@ def save_result(trainer: CrossbatchTrainer, tokenizer: Any, recipe: Recipe, outp
 
     Returns:
         The folder.
+
+    Raises:
+        TrainingError: the disk refused it; the same command saves it again.
     """
+    with writing(output / "model", "The last checkpoint is whole"):
+        return _save_result(trainer, tokenizer, recipe, output)
+
+
+def _save_result(trainer: CrossbatchTrainer, tokenizer: Any, recipe: Recipe, output: Path) -> Path:
     folder, unfinished = output / "model", output / "model.unfinished"
     model: Any = trainer.model
     if trainer.is_fsdp_enabled:  # every process holds a part of the weights

@@ -33,7 +33,7 @@ from longfocus.training.output import LOG, RESULT, prepared, save_result, upload
 from longfocus.training.recipes import Recipe
 from longfocus.training.scratch import recipe_tokenizer
 from longfocus.training.stream import Batches, open_mixture
-from longfocus.training.trainer import CrossbatchTrainer
+from longfocus.training.trainer import CrossbatchTrainer, writing
 
 _WITHOUT_EFFECT = {
     "do_eval",
@@ -147,7 +147,8 @@ def _run(recipe: Recipe, start: Path | None, announce: Announce, progress: Any) 
                 "machine": platform.machine(),
                 "date": time.strftime("%Y-%m-%d"),
             }
-            write_whole(output / RESULT, json.dumps(about, indent=1) + "\n")
+            with writing(output / RESULT, f"{folder} is whole"):
+                write_whole(output / RESULT, json.dumps(about, indent=1) + "\n")
             if recipe.run.push_to_hub:
                 announce(f"Uploading to {recipe.run.push_to_hub} …")
                 upload(folder, recipe.run.push_to_hub)

@@ -10,12 +10,14 @@ that is killed at any moment goes on from its newest one.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import time
 import zipfile
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +30,7 @@ from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainerState
 
 from longfocus.crossbatch.context import CrossbatchContext, gather_rows
 from longfocus.crossbatch.plan import Rows, plan_contexts
-from longfocus.errors import TrainingError
+from longfocus.errors import LongfocusError, TrainingError
 from longfocus.files import sync
 from longfocus.model.weights import load_weights, save_weights
 from longfocus.training import parts
@@ -258,40 +260,49 @@ class CrossbatchTrainer(Trainer):
         name = f"checkpoint-{self.state.global_step}"
         self._staging = output / "unfinished"
         try:
+            with writing(output / name, "The checkpoints before it are whole"):
+                self._save_whole(model, trial, output, name)
+        except BaseException:
             if self.args.should_save:
-                shutil.rmtree(self._staging, ignore_errors=True)
-            self._wait()
-            super()._save_checkpoint(model, trial)
-            made = self._staging / name
-            made.mkdir(parents=True, exist_ok=True)
-            self._count_tokens()
-            position = {
-                **self.batches.state_after(self.state.global_step * self.args.gradient_accumulation_steps),
-                "schedule": self.schedule.state_dict() if self.schedule is not None else {},
-                "log": {
-                    "sums": dict(self._sums),
-                    "counts": dict(self._counts),
-                    "loss": float(self._tr_loss),
-                    "last_logged": self._globalstep_last_logged,
-                    "tokens": self.trained_tokens,
-                    "logged_tokens": self._logged_tokens,
-                },
-            }
-            (made / POSITION.format(rank=self.args.process_index)).write_text(json.dumps(position), "utf-8")
-            if self.carried is not None:
-                save_file(self.carried.state_dict(), made / CARRIED.format(rank=self.args.process_index))
-            self._wait()
-            if self.args.should_save:
-                _sync(made)
-                shutil.rmtree(output / name, ignore_errors=True)
-                os.replace(made, output / name)
-                sync(output)
-                shutil.rmtree(self._staging, ignore_errors=True)
-                for old in checkpoints(output)[: -(self.args.save_total_limit or 1_000_000)]:
-                    shutil.rmtree(old, ignore_errors=True)
-            self._wait()
+                shutil.rmtree(output / "unfinished", ignore_errors=True)  # a full disk has no room for it
+            raise
         finally:
             self._staging = None
+
+    def _save_whole(self, model: Any, trial: Any, output: Path, name: str) -> None:
+        assert self._staging is not None
+        if self.args.should_save:
+            shutil.rmtree(self._staging, ignore_errors=True)
+        self._wait()
+        super()._save_checkpoint(model, trial)
+        made = self._staging / name
+        made.mkdir(parents=True, exist_ok=True)
+        self._count_tokens()
+        position = {
+            **self.batches.state_after(self.state.global_step * self.args.gradient_accumulation_steps),
+            "schedule": self.schedule.state_dict() if self.schedule is not None else {},
+            "log": {
+                "sums": dict(self._sums),
+                "counts": dict(self._counts),
+                "loss": float(self._tr_loss),
+                "last_logged": self._globalstep_last_logged,
+                "tokens": self.trained_tokens,
+                "logged_tokens": self._logged_tokens,
+            },
+        }
+        (made / POSITION.format(rank=self.args.process_index)).write_text(json.dumps(position), "utf-8")
+        if self.carried is not None:
+            save_file(self.carried.state_dict(), made / CARRIED.format(rank=self.args.process_index))
+        self._wait()
+        if self.args.should_save:
+            _sync(made)
+            shutil.rmtree(output / name, ignore_errors=True)
+            os.replace(made, output / name)
+            sync(output)
+            shutil.rmtree(self._staging, ignore_errors=True)
+            for old in checkpoints(output)[: -(self.args.save_total_limit or 1_000_000)]:
+                shutil.rmtree(old, ignore_errors=True)
+        self._wait()
 
     def _wait(self) -> None:
         if self.args.world_size > 1:
@@ -412,6 +423,29 @@ class _GoOnLogging(TrainerCallback):
         if kept:
             trainer._tr_loss = torch.tensor(kept["loss"], device=args.device)
             trainer._globalstep_last_logged = kept["last_logged"]
+
+
+@contextlib.contextmanager
+def writing(path: Path, safe: str) -> Iterator[None]:
+    """While something is saved, what the disk refuses becomes an error that says so.
+
+    Args:
+        safe: what is not lost.
+
+    Raises:
+        TrainingError: the disk is full, too slow, or not to be written to.
+    """
+    try:
+        yield
+    except (OSError, SafetensorError, RuntimeError) as error:  # torch.save's own errors are RuntimeErrors
+        if isinstance(error, (LongfocusError, torch.OutOfMemoryError)):
+            raise
+        told = getattr(error, "strerror", None) or " ".join(str(error).split())[:200]
+        if isinstance(error, RuntimeError):  # whose words are of positions in a file
+            told = f"is the disk full? ({told})"
+        raise TrainingError(
+            f"{path} could not be written: {told}. {safe}; make room, and the same command goes on from there."
+        ) from error
 
 
 def _damaged(checkpoint: Path, name: str, error: Exception) -> TrainingError:
