@@ -8,12 +8,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict, model_validator
 
 from longfocus.errors import ConfigError
-from longfocus.settings import Size, Sizes, apply_change, size_name, size_of, sizes_of, validated
+from longfocus.settings import Size, Sizes, apply_change, load_yaml, size_name, size_of, sizes_of, validated
 
 
 class Options(BaseModel):
@@ -88,6 +89,41 @@ def test_a_change_sets_one_value() -> None:
     apply_change(raw, "window=512")
     apply_change(raw, "lengths.1=5")
     assert raw == {"lengths": [1, 5], "window": 512}
-    for wrong in ("window", "=3", "lengths.7=1", "window=[", "window.deep=1"):
+    for wrong in ("window", "=3", ".=3", "a..b=3", ".a=3", "a.=3", "lengths.7=1", "window=[", "window.deep=1"):
         with pytest.raises(ConfigError, match="--set"):
             apply_change(raw, wrong)
+    assert raw == {"lengths": [1, 5], "window": 512}
+
+
+def test_a_change_reaches_into_a_section_that_is_off() -> None:
+    raw: dict[str, Any] = {"lora": None, "list": [None]}
+    apply_change(raw, "lora.deep.r=8")
+    assert raw["lora"] == {"deep": {"r": 8}}
+
+
+@pytest.mark.parametrize(
+    "text", ["a: 1\na: 2\n", "a: 1\nb: 2\n'a': 1\n", "x: {a: 1, a: 1}\n", "- {a: 1, b: 2, a: 3}\n"]
+)
+def test_a_key_that_stands_twice_is_an_error(text: str) -> None:
+    with pytest.raises(yaml.YAMLError, match="the key 'a' stands twice"):
+        load_yaml(text)
+
+
+def test_a_key_may_stand_again_elsewhere_and_over_what_is_merged() -> None:
+    assert load_yaml("x: &x {a: 1}\ny: {<<: *x, a: 2}\nz: {a: 3}\n") == {"x": {"a": 1}, "y": {"a": 2}, "z": {"a": 3}}
+
+
+@pytest.mark.parametrize("text", ["a: " + "[" * 3000 + "]" * 3000, "a: " + "{b: " * 3000 + "}" * 3000])
+def test_yaml_that_is_nested_too_deeply_is_an_error(text: str) -> None:
+    with pytest.raises(yaml.YAMLError, match="nested too deeply"):
+        load_yaml(text)
+
+
+def test_a_value_that_holds_itself_is_an_error() -> None:
+    with pytest.raises(ConfigError, match="options of x: a value holds itself"):
+        validated(Options, load_yaml("lengths: &x [*x]"), "options of x")
+
+
+def test_of_many_mistakes_some_are_told_and_the_rest_counted() -> None:
+    with pytest.raises(ConfigError, match=r"x5 is not a key here.*; and 3 more$"):
+        validated(Options, {f"x{number}": 1 for number in range(9)}, "options of x")

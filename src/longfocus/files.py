@@ -21,11 +21,15 @@ def write_whole(path: Path, data: str | bytes, *, errors: str = "strict") -> Non
     """
     content = data.encode("utf-8", errors) if isinstance(data, str) else data
     unfinished = path.with_name(path.name + ".new")
-    with unfinished.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(unfinished, path)
+    try:
+        with unfinished.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(unfinished, path)
+    except OSError:
+        unfinished.unlink(missing_ok=True)
+        raise
 
 
 def sync(path: Path) -> None:

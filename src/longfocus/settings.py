@@ -65,6 +65,9 @@ Sizes = Annotated[list[Annotated[int, Field(ge=1)]], BeforeValidator(_sizes), Fi
 
 # -- checking ----------------------------------------------------------------------------------------------
 
+_TOLD = 6
+"""Mistakes that one message tells."""
+
 
 def validated(kind: type[Settings], raw: Mapping[str, Any], where: str) -> Settings:
     """Plain data as a checked settings object.
@@ -76,13 +79,34 @@ def validated(kind: type[Settings], raw: Mapping[str, Any], where: str) -> Setti
         ConfigError: names every wrong key and what is allowed there.
     """
     try:
-        return kind.model_validate_json(json.dumps(raw, default=str))  # JSON, where lists stand for tuples
+        text = json.dumps(raw, default=str)  # JSON, where lists stand for tuples
+    except (ValueError, RecursionError):
+        raise ConfigError(f"{where}: a value holds itself or is nested too deeply.") from None
+    try:
+        return kind.model_validate_json(text)
     except pydantic.ValidationError as error:
-        raise ConfigError(f"{where}: " + "; ".join(_explain(item, kind) for item in _telling(error))) from None
+        found = [_explain(item, kind, raw) for item in error.errors(include_url=False)]
+        more = f"; and {len(found) - _TOLD} more" if len(found) > _TOLD else ""
+        raise ConfigError(f"{where}: " + "; ".join(found[:_TOLD]) + more) from None
 
 
 class _Loader(yaml.SafeLoader):
-    """Plain data, and 1e-3 is a number (YAML 1.1 wants 1.0e-3)."""
+    """Plain data; 1e-3 is a number (YAML 1.1 wants 1.0e-3), and a key that stands twice is an error."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """
+        Raises:
+            yaml.YAMLError: two keys are the same, of which one would be lost.
+        """
+        seen: set[tuple[str, str]] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                if (key.tag, key.value) in seen:
+                    raise yaml.MarkedYAMLError(
+                        problem=f"the key {key.value!r} stands twice", problem_mark=key.start_mark
+                    )
+                seen.add((key.tag, key.value))
+        return super().construct_mapping(node, deep)
 
 
 _Loader.add_implicit_resolver(  # type: ignore[no-untyped-call]
@@ -96,7 +120,10 @@ def load_yaml(text: str) -> Any:
     Raises:
         yaml.YAMLError: it is not YAML.
     """
-    return yaml.load(text, Loader=_Loader)
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except RecursionError:
+        raise yaml.YAMLError("it is nested too deeply") from None
 
 
 def apply_change(raw: dict[str, Any], change: str, option: str = "--set") -> None:
@@ -106,14 +133,19 @@ def apply_change(raw: dict[str, Any], change: str, option: str = "--set") -> Non
         ConfigError: no such place, or not YAML.
     """
     key, equals, text = change.partition("=")
-    if not equals or not key:
-        raise ConfigError(f"{option} {change!r} given, expected key=value.")
     *path, last = key.split(".")
+    if not equals or "" in (*path, last):
+        raise ConfigError(f"{option} {change!r} given, expected key=value.")
     at: Any = raw
     for name in path:
-        at = at[_index(at, name, change)] if isinstance(at, list) else at.setdefault(name, {})
+        if isinstance(at, list):
+            at = at[_index(at, name, change)]
+        else:
+            if at.get(name) is None:  # a section that is off, such as `lora: null`
+                at[name] = {}
+            at = at[name]
         if not isinstance(at, (dict, list)):
-            raise ConfigError(f"{option} {change!r}: {name} is not a section.")
+            raise ConfigError(f"{option} {change!r}: {name} is not a section, its value is {at!r}.")
     try:
         value = load_yaml(text)
     except yaml.YAMLError as error:
@@ -132,15 +164,9 @@ def _index(items: list[Any], name: str, change: str) -> int:
     raise ConfigError(f"--set {change!r}: no item {name} in a list of {len(items)}.")
 
 
-def _telling(error: pydantic.ValidationError) -> list[Any]:
-    """The errors that say something: of a choice between forms, those of the form that came nearest."""
-    items = error.errors(include_url=False)
-    return items[:6]
-
-
-def _explain(item: Any, root: type[BaseModel]) -> str:
-    place = ".".join(str(part) for part in item["loc"])
+def _explain(item: Any, root: type[BaseModel], raw: Mapping[str, Any]) -> str:
     kind = item["type"]
+    place = _place(item["loc"], raw, added=kind in ("missing", "extra_forbidden"))
     if not place and kind == "value_error":  # what a check of several keys together says
         return str(item["msg"].removeprefix("Value error, "))
     place = place or "all of it"
@@ -156,6 +182,22 @@ def _explain(item: Any, root: type[BaseModel]) -> str:
         if kind != "value_error"
         else f"{place}: {message}"
     )
+
+
+def _place(path: Sequence[str | int], raw: Any, *, added: bool) -> str:
+    """A path of pydantic as `--set` would have it: without the names of forms, which stand in no file.
+
+    Args:
+        added: the last part is a key that the data lack, or should lack.
+    """
+    *inner, last = path or ("",)
+    parts: list[str | int] = []
+    for part in inner if added else path:
+        inside = (isinstance(raw, Mapping) and part in raw) or (isinstance(raw, list) and part in range(len(raw)))
+        if inside or isinstance(part, int):  # else the name of a form
+            raw = raw[part] if inside else None
+            parts.append(part)
+    return ".".join(map(str, [*parts, last] if added else parts))
 
 
 def _known_keys(root: type[BaseModel], path: Sequence[str | int]) -> list[str]:

@@ -352,6 +352,11 @@ def test_the_example_in_the_contract_works_as_it_stands(tiny_model: Path, tmp_pa
         (('"capitals", ', '"../x", '), "is named '../x', expected letters"),
         (('"capitals", ', '"passkey", '), "like one of longfocus' own tasks"),
         (("class Capitals(AnswerTask):", "class Capitals(AnswerTask:"), "cannot be loaded: SyntaxError"),
+        (("TASK = Capitals", "raise ValueError('one\\ntwo')"), "cannot be loaded: ValueError: one two"),
+        (("max_new_tokens = 8", "needs = 'magic'"), "has needs = 'magic', expected one of complete, losses, memory"),
+        (("max_new_tokens = 8", "stop = '['"), "has stop = '[', expected a regular expression"),
+        (("max_new_tokens = 8", "Options = dict"), "has Options that are no subclass of TaskOptions"),
+        (('(Measure("right", "share", "higher"),)', '("right",)'), "has measures that are no Measure"),
     ],
 )
 def test_a_task_file_with_a_mistake_is_told_what_is_wrong(change: tuple[str, str], words: str, tmp_path: Path) -> None:
@@ -360,6 +365,12 @@ def test_a_task_file_with_a_mistake_is_told_what_is_wrong(change: tuple[str, str
     (tmp_path / "capitals.py").write_text(text.replace(*change))
     message = refuses("capitals.py", *NOWHERE, cwd=tmp_path)
     assert words in message and "capitals.py" in message
+
+
+def test_a_task_without_a_description_is_listed_by_its_title(tmp_path: Path) -> None:
+    (tmp_path / "capitals.py").write_text(example().replace('    """', '    # """', 1))
+    done = run("--list", "capitals.py", cwd=tmp_path)
+    assert done.code == 0 and done.out.startswith("capitals: Capitals (any model)\n    Capitals\n"), done
 
 
 def test_two_tasks_of_one_name_are_refused(tmp_path: Path) -> None:

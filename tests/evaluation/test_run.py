@@ -7,9 +7,11 @@ Kills and Ctrl-C of real processes are in tests/commands/test_eval.py.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import random
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -183,6 +185,28 @@ def test_a_mistake_in_a_task_shows_itself_and_keeps_what_was_measured(tmp_path: 
         evaluate(adding(broken="3"), Adder(), tmp_path)
     assert [line["id"] for line in lines(tmp_path)] == ["0", "1", "2"]
     assert Results.read(tmp_path).stopped
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"scores": {"wrong": 1.0}}, "has scores of wrong, expected some of the task's measures: right, off by"),
+        ({"scores": {}}, "has scores of nothing, expected"),
+        ({"scores": None}, "has scores None, expected a dict of numbers"),
+        ({"scores": {"right": "yes"}}, "has scores {'right': 'yes'}, expected a dict of numbers"),
+        ({"id": "2"}, "'2' comes twice"),
+        ({"values": {"tokens": 100}}, "has no value for kind (axes), only for tokens"),
+    ],
+)
+def test_a_sample_that_would_be_lost_in_silence_is_an_error(tmp_path: Path, change: dict[str, Any], words: str) -> None:
+    class Wrong(Adding):
+        def samples(self, subject: Any, point: Point, done: frozenset[str]) -> Iterator[Sample]:
+            for sample in super().samples(subject, point, done):
+                yield dataclasses.replace(sample, **change) if sample.id == "3" else sample
+
+    with pytest.raises(EvaluationError, match=re.escape(words)):
+        evaluate(Wrong(AddingOptions(), Texts()), Adder(), tmp_path)
+    assert [line["id"] for line in lines(tmp_path)] == ["0", "1", "2"]
 
 
 def test_seconds_of_all_sittings_add_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,8 +5,10 @@ python -m pytest tests/subjects/test_endpoint.py
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +21,7 @@ from longfocus.evaluation.record import RESULTS, RUN
 from longfocus.evaluation.run import evaluate
 from longfocus.subjects import endpoint as module
 from longfocus.subjects.contract import CAPABILITIES, Prompt
-from longfocus.subjects.endpoint import RETRIES, Endpoint
+from longfocus.subjects.endpoint import LONGEST_REPLY_BYTES, RETRIES, Endpoint
 from longfocus.tasks.passkey import Passkey, PasskeyOptions
 from longfocus.tasks.texts import Texts
 from tests.small_tokenizers import tokenizer
@@ -145,13 +147,13 @@ def test_a_connection_that_comes_back_is_used(served: Served, pauses: list[float
         port = free.getsockname()[1]
     subject = at(f"http://127.0.0.1:{port}/v1")
     tries: list[str] = []
-    original = subject.client.post
+    original = subject.client.stream
 
-    def post(url: str, **more: Any) -> Any:
+    def stream(method: str, url: str, **more: Any) -> Any:
         tries.append(url)
-        return original(url if len(tries) < 3 else f"{served.url}/completions", **more)
+        return original(method, url if len(tries) < 3 else f"{served.url}/completions", **more)
 
-    subject.client.post = post  # type: ignore[method-assign]
+    subject.client.stream = stream  # type: ignore[method-assign]
     assert ask(subject, "x") == ["Paris."]
     assert len(tries) == 3
 
@@ -176,9 +178,34 @@ def test_an_answer_that_takes_too_long_is_said() -> None:
         ask(at(served.url, timeout_s=0.1), "x")
 
 
+def test_an_answer_that_comes_drop_by_drop_takes_too_long_too() -> None:
+    """Each piece comes in time, and the whole never does."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def drip() -> None:
+            there, _ = server.accept()
+            with there, contextlib.suppress(OSError):
+                there.recv(1 << 16)
+                there.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 100000000\r\n\r\n")
+                while True:
+                    there.sendall(b" ")
+                    time.sleep(0.01)
+
+        threading.Thread(target=drip, daemon=True).start()
+        with pytest.raises(EndpointError, match=r"gave no answer in time \(not all of it in 0.5 s\).*--timeout"):
+            ask(at(f"http://127.0.0.1:{server.getsockname()[1]}/v1", timeout_s=0.5), "x")
+
+
+def test_an_answer_without_end_is_said(served: Served) -> None:
+    served.plan = [(200, {}, " " * (LONGEST_REPLY_BYTES + 1))]
+    with pytest.raises(EndpointError, match="answered with more than 16,777,216 bytes"):
+        ask(at(served.url), "x")
+
+
 @pytest.mark.parametrize(
     ("status", "body", "words"),
     [
+        pytest.param(200, "[" * 100_000, "is not JSON: [[[", id="nested without end"),
         (200, "<html>hello</html>", "is not JSON: <html>hello</html>"),
         (200, "[1, 2]", "answered with list, expected an object"),
         (200, "{}", "without text in choices"),

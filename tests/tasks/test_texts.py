@@ -140,6 +140,18 @@ def test_a_line_longer_than_what_is_asked_for_is_cut(long: Texts) -> None:
     assert len(words(text, add_special_tokens=False)["input_ids"]) == 50
 
 
+@pytest.mark.parametrize("tokens", [0, -1, -50])
+def test_of_no_room_nothing_is_taken(long: Texts, tokens: int) -> None:
+    stack = Haystack(tokenizer("byte_level"), long, "books")
+    assert stack.cut(0, tokens) == "" and stack.lines(tokens, random.Random(0)) == []
+
+
+def test_a_document_that_is_no_text_is_named(tmp_path: Path) -> None:
+    write_sets(tmp_path, {"books/test": [{"id": "a", "text": "yes"}, {"id": "b", "text": 5}]})
+    with pytest.raises(InputError, match=r"books/test\.jsonl\.gz, line 2: text is a int, expected a string"):
+        Texts(tmp_path).documents("books")
+
+
 @given(st.lists(st.text("ab\n", min_size=1, max_size=9), max_size=20), st.floats(0, 1))
 def test_a_place_is_the_nearest_between_lines(lines: list[str], depth: float) -> None:
     found = place_in(lines, depth)

@@ -59,7 +59,10 @@ def test_every_recipe_of_the_repository_is_valid_and_dumps_to_itself(path: Path,
         ("focus.memory_layer=[1]", "Did you mean 'memory_layers'"),
         ("method=long", "expected a section of that name"),
         ("data.sources=[]", "data.sources"),
-        ("data.sources.a.kind=pdf", "pdf"),
+        ("crossbatch.mix=3", "crossbatch.mix: 3 given"),
+        ("data.sources.a.kind=pdf", "'pdf' given.*text, jsonl, .*, retrieval, dictionary"),
+        ("data.sources.a.kind=[]", "kind: \\[\\] given"),
+        ("run.seed=4294967296", "run.seed: 4294967296 given"),
         ("data.sources.a.share=-1", "share"),
         ("data.sources.b.share=1", "no item b in a list of 1"),
         ("train.what=everything", "everything.*'memory_attention'"),
@@ -72,6 +75,23 @@ def test_every_recipe_of_the_repository_is_valid_and_dumps_to_itself(path: Path,
 def test_what_is_wrong_is_named(tmp_path: Path, change: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         _changed(tmp_path, change)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ("crossbatch.mix=longllama", "crossbatch.mix: 'longllama' given; input should be 'local', 'longllama_3b' or 'longllama_7b'"),
+        ("crossbatch.mix={d: 0}", "crossbatch.mix.d: 0 given; input should be greater than or equal to 1"),
+        ("crossbatch.mix={d: 2, x: 1}", "crossbatch.mix.x is not a key here. Known: d, w"),
+        ("crossbatch.mix={shares: [[0.5, 0]]}", "crossbatch.mix.shares.0.2 is missing"),
+        ("data.sources.a.share=-1", "data.sources.0.share: -1 given; input should be greater than 0"),
+        ("model={layers: 1, hidden: 8, heads: 1}", "model.intermediate is missing"),
+    ],
+)  # fmt: skip
+def test_of_several_forms_only_the_one_that_was_meant_is_spoken_of(tmp_path: Path, change: str, told: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        _changed(tmp_path, change)
+    assert str(caught.value) == f"{tmp_path / 'recipe.yaml'}: {told}"
 
 
 def test_files_that_are_no_recipes(tmp_path: Path) -> None:

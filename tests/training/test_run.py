@@ -143,6 +143,113 @@ def test_a_folder_of_another_recipe_is_refused(recipe: Path, unbroken: Path) -> 
     run(Recipe.read(recipe, [f"run.output={unbroken}"]))  # and the run is as whole as before
 
 
+@pytest.mark.parametrize("fresh", [False, True])
+@pytest.mark.parametrize("theirs", ["model/weights.bin", "checkpoint-7/weights.bin", "checkpoint-7.txt", "recipe.yaml"])
+def test_what_no_run_has_made_is_left_as_it_is(recipe: Path, tmp_path: Path, theirs: str, fresh: bool) -> None:
+    mine = tmp_path / theirs
+    mine.parent.mkdir(exist_ok=True)
+    mine.write_text(f"# written by hand\n{recipe.read_text('utf-8')}", "utf-8")
+    before = mine.read_bytes()
+    changes = [f"run.output={tmp_path}", "run.steps=1"]
+    if theirs == "checkpoint-7.txt":
+        run(Recipe.read(recipe, changes), fresh=fresh)
+    else:
+        with pytest.raises(TrainingError, match=f"{theirs.partition('/')[0]}.*another run.output"):
+            run(Recipe.read(recipe, changes), fresh=fresh)
+    assert mine.read_bytes() == before
+
+
+def test_a_recipe_that_lies_where_its_run_goes_keeps_its_comments(recipe: Path, tmp_path: Path) -> None:
+    mine = tmp_path / "recipe.yaml"
+    mine.write_text(f"# written by hand\n{recipe.read_text('utf-8')}".replace("steps: 8", "steps: 1"), "utf-8")
+    for name in ("run", "again"):
+        mine.write_text(mine.read_text("utf-8").replace(str(recipe.parent / "run"), str(tmp_path)), "utf-8")
+        before = mine.read_bytes()
+        assert run(Recipe.read(mine)).steps == 1, name
+        assert mine.read_bytes() == before
+
+
+def test_the_result_of_another_recipe_stays_though_its_checkpoints_are_gone(recipe: Path, tmp_path: Path) -> None:
+    run(Recipe.read(recipe, [f"run.output={tmp_path}", "run.steps=1"]))
+    shutil.rmtree(tmp_path / "checkpoint-1")
+    before = _weights(tmp_path)
+    with pytest.raises(TrainingError, match=r"other settings \(optimizer.lr\)"):
+        run(Recipe.read(recipe, [f"run.output={tmp_path}", "run.steps=1", "optimizer.lr=0.1"]))
+    assert all(torch.equal(weight, before[name]) for name, weight in _weights(tmp_path).items())
+
+
+def test_one_process_at_a_time_trains_into_a_folder(recipe: Path, tmp_path: Path) -> None:
+    child = _start(recipe, f"run.output={tmp_path}", "run.steps=10000")
+    child.wait_for((tmp_path / "log.jsonl").is_file)
+    try:
+        for fresh in (False, True):
+            with pytest.raises(TrainingError, match="another process is training into it"):
+                run(Recipe.read(recipe, [f"run.output={tmp_path}", "run.steps=10000"]), fresh=fresh)
+        assert child.is_running
+    finally:
+        child.kill()
+        child.wait()
+
+
+@pytest.mark.parametrize("what", ["memory_attention", "all"])
+def test_of_a_damaged_checkpoint_the_damaged_file_is_named(recipe: Path, tmp_path: Path, what: str) -> None:
+    whole = [f"run.output={tmp_path / 'whole'}", "run.steps=2", f"train.what={what}"]
+    run(Recipe.read(recipe, whole))
+    names = sorted(path.name for path in (tmp_path / "whole" / "checkpoint-1").iterdir())
+    names = [name for name in names if name not in ("config.json", "generation_config.json", "training_args.bin")]
+    assert len(names) == 6, names
+    for name in names:
+        for damage in ("gone", "empty", "cut", "turned"):
+            output = tmp_path / f"{name} {damage}"
+            shutil.copytree(tmp_path / "whole", output)
+            shutil.rmtree(output / "checkpoint-2")
+            path = output / "checkpoint-1" / name
+            data = path.read_bytes()
+            path.write_bytes({"cut": data[: len(data) // 2], "turned": data[::-1]}.get(damage, b""))
+            if damage == "gone":
+                path.unlink()
+            place = "its weights" if name.endswith(".safetensors") else name
+            message = (
+                rf"checkpoint-1 is damaged \({place}: .*Remove that folder" if damage != "gone" else "checkpoint-1"
+            )
+            with pytest.raises(TrainingError, match=message):
+                run(Recipe.read(recipe, [*whole, f"run.output={output}"]))
+
+
+@pytest.mark.parametrize(
+    ("most_bytes", "refused"),
+    [
+        (300, "run cannot be written"),
+        (3_000, "checkpoint-1 could not be written"),
+        (60_000, "checkpoint-1 could not be written"),
+        (200_000, "model could not be written"),
+    ],
+)
+def test_a_full_disk_is_said_and_with_room_the_run_goes_on(
+    recipe: Path, unbroken: Path, tmp_path: Path, most_bytes: int, refused: str
+) -> None:
+    output = tmp_path / "run"
+    command = (str(most_bytes), str(recipe), f"run.output={output}")
+    ended = start("tests.training.tiny_run:train_where_files_are_small", *command).wait()
+    assert ended.code == 0 and refused in ended.out, ended
+    assert "ile too large" in ended.out or "is the disk full?" in ended.out
+    assert not (output / "unfinished").exists() and not list(output.glob("*.new"))
+    run(Recipe.read(recipe, [f"run.output={output}"]))
+    expected = _weights(unbroken)
+    assert all(torch.equal(weight, expected[name]) for name, weight in _weights(output).items())
+
+
+@pytest.mark.parametrize("line", ["5", "{}", "[]", "null", '{"step": nu', "\\xff"])
+def test_lines_of_the_log_that_mean_nothing_are_written_over(recipe: Path, tmp_path: Path, line: str) -> None:
+    output = tmp_path / "run"
+    run(Recipe.read(recipe, [f"run.output={output}", "run.steps=2"]))
+    shutil.rmtree(output / "checkpoint-2")
+    with (output / "log.jsonl").open("ab") as file:
+        file.write(line.encode().replace(b"\\xff", b"\xff") + b"\n")
+    run(Recipe.read(recipe, [f"run.output={output}", "run.steps=2"]))
+    assert [entry["step"] for entry in _log(output)] == [1, 2]
+
+
 @pytest.mark.parametrize("what", ["all", "layers"])
 def test_other_parts_are_trained_and_resumed(recipe: Path, tmp_path: Path, what: str) -> None:
     changes = [f"run.output={tmp_path}", f"train.what={what}", "run.steps=4"] + (
@@ -303,6 +410,13 @@ def test_impossible_recipes_are_refused_before_anything_is_loaded(recipe: Path) 
         "train={what: all, layers: [1]}": "layers: given with what: all",
         "train={what: layers}": "layers: missing",
         "train.lora={targets: [q_proj, qq_proj]}": "qq_proj.*k_proj, o_proj, q_proj, v_proj",
+        "train.lora={modules_to_save: [norm, nrm]}": r"modules_to_save: \['nrm'\] given.*embed_tokens.*norm",
+        "run.report_to=[nonsense]": "report_to: nonsense is not supported",
+        "run.report_to=[comet_ml]": "report_to: .*comet",
+        "trainer.fsdp=true": "fsdp only works in distributed",
+        "trainer.optim=adamw_bnb_8bit": "pip install -U bitsandbytes",
+        "trainer.eval_strategy=steps": r"\['eval_strategy'\] would change nothing",
+        "trainer.save_only_model=true": "save_only_model",
     }
     for change, message in cases.items():
         with pytest.raises(ConfigError, match=message):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+import resource
 import sys
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from longfocus.errors import LongfocusError
 from longfocus.training.recipes import Recipe
 from tests.models import tiny
 from tests.small_tokenizers import tokenizer
@@ -66,3 +68,14 @@ def train(path: str, *changes: str) -> None:
 
     result = run(Recipe.read(path, changes), announce=lambda text: print(text, file=sys.stderr, flush=True))
     print(result.steps, result.stopped)
+
+
+def train_where_files_are_small(most_bytes: str, path: str, *changes: str) -> None:
+    """The same where no file may grow beyond so many bytes, as on a disk that is full; prints the error."""
+    from longfocus.training.run import run
+
+    resource.setrlimit(resource.RLIMIT_FSIZE, (int(most_bytes), int(most_bytes)))
+    try:
+        run(Recipe.read(path, changes))
+    except LongfocusError as error:
+        print(error)

@@ -370,7 +370,7 @@ def _list(classes: Sequence[type[Task]], as_json: bool) -> None:
             task.needs
         ]
         print(
-            f"{task.name}: {task.title} ({needs})\n    {(task.__doc__ or '').strip().splitlines()[0]}\n    {task.paper}"
+            f"{task.name}: {task.title} ({needs})\n    {(task.__doc__ or task.title).strip().splitlines()[0]}\n    {task.paper}"
         )
         for key, value in task.Options().model_dump(mode="json").items():
             meaning = " ".join((task.Options.model_fields[key].description or "").split())

@@ -18,7 +18,7 @@ from longfocus.evaluation.record import PLOT, Recorder, Results
 from longfocus.evaluation.tables import table
 from longfocus.plots import save
 from longfocus.subjects.contract import CAPABILITIES, WHY_NOT, Completes
-from longfocus.tasks.contract import Point, Task
+from longfocus.tasks.contract import Point, Sample, Task
 from longfocus.tasks.statistics import mean_of
 
 Step = Callable[[Point, int, int], None]
@@ -82,9 +82,11 @@ def evaluate(task: Task, subject: Completes, folder: Path, *, fresh: bool = Fals
         try:
             for point in fitting:
                 done = frozenset(sample.id for sample in recorder.samples if point.covers(sample.values))
+                here = set(done)
                 added = recorder.added
                 try:
                     for sample in task.samples(subject, point, done):
+                        _check_sample(task, sample, here)
                         recorder.add(sample)
                         if step is not None:
                             step(point, len(recorder.samples), total)
@@ -117,6 +119,30 @@ def check(task: Task, subject: Completes) -> None:
     """
     if not isinstance(subject, CAPABILITIES[task.needs]):
         raise UnsuitableError(f"{task.name} cannot be measured on {subject.name}: {WHY_NOT[task.needs]}.")
+
+
+def _check_sample(task: Task, sample: Sample, seen: set[str]) -> None:
+    """What would be lost or counted twice in silence; `seen` gets the sample's id.
+
+    Raises:
+        EvaluationError: the task does not keep to `tasks.contract`.
+    """
+    names = [measure.name for measure in task.measures]
+    scores = sample.scores
+    wrong = None
+    if not isinstance(scores, dict) or not all(isinstance(score, (int, float)) for score in scores.values()):
+        wrong = f"has scores {scores!r}, expected a dict of numbers"
+    elif not set(names) & set(scores):
+        wrong = (
+            f"has scores of {', '.join(scores) or 'nothing'}, expected some of the task's measures: {', '.join(names)}"
+        )
+    elif sample.id in seen:
+        wrong = "comes twice; give each example of a point an id of its own"
+    elif lacking := [axis for axis in task.axes if axis not in sample.values]:
+        wrong = f"has no value for {', '.join(lacking)} (axes), only for {', '.join(sample.values)}"
+    if wrong:
+        raise EvaluationError(f"{task.name}: sample {sample.id!r} {wrong}; see longfocus.tasks.contract.")
+    seen.add(sample.id)
 
 
 def _write(task: Task, recorder: Recorder, picture: bool) -> None:

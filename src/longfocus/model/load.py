@@ -56,7 +56,7 @@ def load(
         The model, in evaluation mode, attached (see `attach`).
 
     Raises:
-        ModelNotFoundError: nothing there.
+        ModelNotFoundError: nothing there, or weights that are no numbers.
         UnsupportedModelError, ConfigError: as `attach`.
     """
     from transformers import AutoModelForCausalLM, LlamaForCausalLM
@@ -87,6 +87,7 @@ def load(
         if isinstance(error, LongfocusError):
             raise
         raise ModelNotFoundError(f"No usable model in {path_or_id}: {_first_line(error)}") from error
+    _check_numbers(model, path_or_id)
     if device is not None:
         model = model.to(device)
     chosen = config or stored or FocusConfig()
@@ -113,7 +114,31 @@ def _with_adapter(folder: Path, config: FocusConfig | None, arguments: dict[str,
     model = load(about["base"], config, **arguments)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # peft 0.21 asks for an attribute's old name
-        return PeftModel.from_pretrained(model, folder).merge_and_unload().eval()
+        merged = PeftModel.from_pretrained(model, folder).merge_and_unload().eval()
+    _check_numbers(merged, folder)
+    return merged
+
+
+def _check_numbers(model: Any, source: str | Path) -> None:
+    """One pass over the weights; with nan among them a model answers, and every number is worthless.
+
+    Raises:
+        ModelNotFoundError: a weight is nan or infinite.
+    """
+    wrong = [
+        name
+        for name, weight in model.named_parameters()
+        if weight.dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+        and weight.numel()
+        and not torch.isfinite(torch.stack(torch.aminmax(weight.detach()))).all()
+    ]
+    if wrong:
+        more = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
+        narrow = ", or the weights need a wider dtype than float16" if model.dtype == torch.float16 else ""
+        raise ModelNotFoundError(
+            f"No usable model in {source}: nan or infinite numbers in {wrong[0]}{more}. The file is damaged, or its training "
+            f"went astray{narrow}."
+        )
 
 
 def load_tokenizer(path_or_id: str | Path = DEFAULT) -> Any:

@@ -15,6 +15,7 @@ from longfocus.memory.fingerprint import tokenizer_fingerprint
 from longfocus.subjects.contract import Completion, Prompt
 
 RETRIES = 4
+LONGEST_REPLY_BYTES = 1 << 24
 LONGEST_PAUSE_S = 60.0
 """Between two tries, whatever the endpoint asks for."""
 _AGAIN = (408, 409, 425, 429, 500, 502, 503, 504)
@@ -70,7 +71,7 @@ class Endpoint:
         headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
         self.client = httpx.Client(timeout=timeout_s, headers=headers, transport=transport)
         self.url, self.model, self.name, self.chat = url.rstrip("/"), model, name or model, chat
-        self._tokenizer, self._longest = tokenizer, longest
+        self._tokenizer, self._longest, self.timeout_s = tokenizer, longest, timeout_s
 
     @property
     def longest(self) -> int | None:
@@ -149,7 +150,7 @@ class Endpoint:
         for attempt in range(RETRIES + 1):
             last = attempt == RETRIES
             try:
-                reply = self.client.post(url, json=body)
+                reply = self._sent(url, body)
             except httpx.TimeoutException as error:
                 raise EndpointError(
                     f"{url} gave no answer in time ({error}); allow more seconds with --timeout."
@@ -169,13 +170,36 @@ class Endpoint:
                 raise EndpointError(f"{url} refused with {reply.status_code}: {told}{hint.get(reply.status_code, '')}")
             try:
                 data = reply.json()
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 told = self._told(reply.text, 200)
                 raise EndpointError(f"{url} answered with something that is not JSON: {told}") from error
             if isinstance(data, dict):
                 return data
             raise EndpointError(f"{url} answered with {type(data).__name__}, expected an object.")
         raise AssertionError("the last attempt returns or raises")
+
+    def _sent(self, url: str, body: dict[str, Any]) -> Any:
+        """The whole reply of httpx; the time is that of all of it, and not of each piece.
+
+        Raises:
+            httpx.HTTPError: it cannot be reached, or the time is over.
+            EndpointError: the reply has no end.
+        """
+        import httpx
+
+        end = time.monotonic() + self.timeout_s
+        with self.client.stream("POST", url, json=body) as reply:
+            content = bytearray()
+            for piece in reply.iter_bytes():
+                content += piece
+                if len(content) > LONGEST_REPLY_BYTES:
+                    raise EndpointError(
+                        f"{url} answered with more than {LONGEST_REPLY_BYTES:,} bytes, expected a short text."
+                    )
+                if time.monotonic() > end:
+                    raise httpx.ReadTimeout(f"not all of it in {self.timeout_s:g} s")
+        headers = {name: reply.headers[name] for name in ("content-type", "retry-after") if name in reply.headers}
+        return httpx.Response(reply.status_code, headers=headers, content=bytes(content))
 
 
 def _pause(attempt: int) -> float:

@@ -60,7 +60,8 @@ def _from_file(path: Path) -> type[Task]:
     try:
         specification.loader.exec_module(module)
     except Exception as error:
-        raise ConfigError(f"{path} cannot be loaded: {type(error).__name__}: {error}") from error
+        told = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ConfigError(f"{path} cannot be loaded: {told}") from error
     found = getattr(module, "TASK", None)
     if not (isinstance(found, type) and issubclass(found, Task)):
         raise ConfigError(
@@ -73,6 +74,9 @@ def _from_file(path: Path) -> type[Task]:
 
 def _unfinished(task: type[Task]) -> str | None:
     """What a class lacks of a task."""
+    from longfocus.subjects.contract import CAPABILITIES
+    from longfocus.tasks.contract import Measure, TaskOptions
+
     if inspect.isabstract(task):
         return f"lacks {', '.join(sorted(task.__abstractmethods__))}"
     lacking = [name for name in ("name", "title", "paper", "measures") if not getattr(task, name, None)]
@@ -82,4 +86,15 @@ def _unfinished(task: type[Task]) -> str | None:
         return f"is named {task.name!r}, expected letters, digits, - and _: it names a folder"
     if task.name in TASKS:
         return f"is named {task.name!r}, like one of longfocus' own tasks; choose another name"
+    if task.needs not in CAPABILITIES:
+        return f"has needs = {task.needs!r}, expected one of {', '.join(CAPABILITIES)}"
+    if not (isinstance(task.Options, type) and issubclass(task.Options, TaskOptions)):
+        return "has Options that are no subclass of TaskOptions"
+    measures = task.measures  # a property where they depend on the options
+    if isinstance(measures, (tuple, list)) and not all(isinstance(measure, Measure) for measure in measures):
+        return 'has measures that are no Measure, such as Measure("right", "share", "higher")'
+    try:
+        re.compile(getattr(task, "stop", None) or "")
+    except (re.error, TypeError) as error:
+        return f"has stop = {getattr(task, 'stop', None)!r}, expected a regular expression ({error})"
     return None

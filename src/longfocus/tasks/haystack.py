@@ -29,7 +29,9 @@ class Haystack:
         return self.cut(start, tokens).splitlines(keepends=True)
 
     def cut(self, start: int, tokens: int) -> str:
-        """About `tokens` tokens from a character on; whole lines, unless the first line is longer."""
+        """About `tokens` tokens from a character on; whole lines, unless the first line is longer. None for 0 and less."""
+        if tokens < 1:
+            return ""
         wanted = 4 * tokens
         while True:
             text = (self.text[start:] + "\n" + self.text * (1 + wanted // len(self.text)))[:wanted]

@@ -78,6 +78,11 @@ class Texts:
                 texts = [(s.name, "".join(block for _, block in s.blocks())) for s in found.sources]
             else:
                 texts = [(r["id"], r["text"]) for r in self.records(f"{part}/test", ("id", "text"))]
+                for number, (_, text) in enumerate(texts, 1):
+                    if not isinstance(text, str):
+                        raise InputError(
+                            f"{self.folder / part}/test.jsonl.gz, line {number}: text is a {type(text).__name__}, expected a string."
+                        )
             if not any(text for _, text in texts):
                 raise InputError(f"{part}: no text in it.")
             self._documents[part] = texts

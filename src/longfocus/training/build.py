@@ -92,6 +92,14 @@ def with_lora(model: Any, lora: Lora, names: list[str]) -> Any:
             f"train.lora.targets: {unknown or lora.targets} given, expected projections of the chosen layers: "
             f"{', '.join(sorted(kinds)) or 'none'}."
         )
+    nowhere = [
+        name for name in lora.modules_to_save or [] if not any(f".{module}".endswith(f".{name}") for module in modules)
+    ]
+    if nowhere:
+        there = sorted({module.rpartition(".")[2] for module in modules if module and not module[-1].isdigit()})
+        raise ConfigError(
+            f"train.lora.modules_to_save: {nowhere} given, expected names of modules: {', '.join(there)}."
+        )
     config = LoraConfig(
         r=lora.r,
         lora_alpha=lora.alpha,

@@ -15,6 +15,7 @@ from transformers.trainer_callback import PrinterCallback
 
 from longfocus.files import write_whole
 from longfocus.training.build import Announce
+from longfocus.training.trainer import writing
 
 
 def quiet(trainer: Any) -> None:
@@ -31,15 +32,16 @@ class LogFile(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Lines after the checkpoint that the run goes on from are written again."""
         if state.is_world_process_zero and self.path.is_file():
-            lines = self.path.read_text("utf-8").splitlines()
+            lines = self.path.read_text("utf-8", errors="replace").splitlines()
             kept = [line for line in lines if _step_of(line) <= state.global_step]
-            write_whole(self.path, "".join(f"{line}\n" for line in kept))
+            with writing(self.path, "The checkpoints are whole"):
+                write_whole(self.path, "".join(f"{line}\n" for line in kept))
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         """Write the line."""
         if not state.is_world_process_zero or not logs:
             return
-        with self.path.open("a", encoding="utf-8") as file:
+        with writing(self.path, "The last checkpoint is whole"), self.path.open("a", encoding="utf-8") as file:
             kept = {name: value for name, value in logs.items() if name != "epoch"}  # the stream has no epochs
             file.write(json.dumps({"step": state.global_step, **kept}) + "\n")
         if "loss" in logs:
@@ -63,7 +65,7 @@ def _line(step: int, steps: int, logs: dict[str, Any]) -> str:
 def _step_of(line: str) -> int:
     try:
         return int(json.loads(line)["step"])
-    except (ValueError, KeyError):
+    except (ValueError, KeyError, TypeError):
         return 1 << 62  # a line that a kill cut off
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import filelock
 import torch
 
 from longfocus.errors import ConfigError, TrainingError
@@ -19,9 +22,9 @@ from longfocus.training import parts
 from longfocus.training.build import build_model, without_memory
 from longfocus.training.recipes import Recipe
 from longfocus.training.scratch import fold_temperatures
-from longfocus.training.trainer import WEIGHTS, CrossbatchTrainer, checkpoints
+from longfocus.training.trainer import WEIGHTS, CrossbatchTrainer, checkpoints, writing
 
-RECIPE, LOG, RESULT = "recipe.yaml", "log.jsonl", "result.json"
+RECIPE, LOG, RESULT, LOCK = "recipe.yaml", "log.jsonl", "result.json", "lock"
 _MAY_CHANGE = (
     "run.save_every",
     "run.keep",
@@ -33,8 +36,9 @@ _MAY_CHANGE = (
 )
 
 
-def prepare(output: Path, recipe: Recipe, fresh: bool, *, main: bool) -> Path | None:
-    """Make the folder, or find the checkpoint to go on from.
+@contextlib.contextmanager
+def prepared(output: Path, recipe: Recipe, fresh: bool, *, main: bool) -> Iterator[Path | None]:
+    """Make the folder, or find the checkpoint to go on from; the folder is this run's for as long as the context lasts.
 
     Args:
         fresh: begin anew; what a run left there is removed.
@@ -42,9 +46,8 @@ def prepare(output: Path, recipe: Recipe, fresh: bool, *, main: bool) -> Path | 
 
     Raises:
         ConfigError: the result would overwrite the model that is trained.
-        TrainingError: the folder belongs to another recipe, or cannot be written.
+        TrainingError: the folder belongs to another recipe, to another process, or to no run at all, or cannot be written.
     """
-    file = output / RECIPE
     result = (output / "model").absolute()
     source = Path(recipe.model).absolute() if isinstance(recipe.model, str) else None
     if source is not None and (source == result or result in source.parents):
@@ -52,42 +55,77 @@ def prepare(output: Path, recipe: Recipe, fresh: bool, *, main: bool) -> Path | 
             f"run.output: {output} given, but the result would take the place of {source}, which is the model that is "
             "trained. Name another folder."
         )
-    try:
-        found = [] if fresh else checkpoints(output)
-        if file.is_file() and found:
-            changed = _changed(file, recipe)
-            if changed:
-                raise TrainingError(
-                    f"{output} holds a run with other settings ({', '.join(changed[:5])}). Name another run.output, "
-                    "or start anew with --fresh."
-                )
-        if main:
-            output.mkdir(parents=True, exist_ok=True)
-            if fresh:
-                for old in [*checkpoints(output), output / "model", output / "unfinished"]:
-                    shutil.rmtree(old, ignore_errors=True)
-                for name in (LOG, RESULT):
-                    (output / name).unlink(missing_ok=True)
-            write_whole(file, recipe.dump())
-    except OSError as error:
-        raise TrainingError(f"{output} cannot be written: {error.strerror or error}.") from error
-    return found[-1] if found else None
+    with contextlib.ExitStack() as held:
+        try:
+            if main:
+                output.mkdir(parents=True, exist_ok=True)
+                held.enter_context(filelock.FileLock(output / LOCK).acquire(blocking=False))
+            found = [] if fresh else checkpoints(output)
+            if main:
+                _check_owner(output, recipe, fresh)
+                if fresh:
+                    for old in [*checkpoints(output), output / "model", output / "unfinished"]:
+                        shutil.rmtree(old, ignore_errors=True)
+                    for name in (LOG, RESULT):
+                        (output / name).unlink(missing_ok=True)
+                if _recipe_in(output) != recipe:
+                    write_whole(output / RECIPE, recipe.dump())
+        except filelock.Timeout:
+            raise TrainingError(
+                f"{output}: another process is training into it; wait for it, or name another run.output."
+            ) from None
+        except OSError as error:
+            raise TrainingError(f"{output} cannot be written: {error.strerror or error}.") from error
+        yield found[-1] if found else None
+
+
+def _check_owner(output: Path, recipe: Recipe, fresh: bool) -> None:
+    """Nothing that another run, or no run, has made may be overwritten.
+
+    Raises:
+        TrainingError: the folder holds such things.
+    """
+    file, results = output / RECIPE, [*checkpoints(output), *filter(Path.exists, [output / "model"])]
+    known = _recipe_in(output)
+    written_here = known is not None and file.read_text("utf-8") == known.dump()
+    ours = written_here or any((output / name).is_file() for name in (LOG, RESULT))
+    if results and not ours:
+        raise TrainingError(
+            f"{output} holds {', '.join(path.name for path in results[:3])}, but no run of longfocus train. Name another run.output."
+        )
+    changed = _changed(known, recipe) if known is not None else []
+    if results and changed and not fresh:
+        raise TrainingError(
+            f"{output} holds a run with other settings ({', '.join(changed[:5])}). Name another run.output, or start anew "
+            "with --fresh."
+        )
+    if file.is_file() and known != recipe and not written_here:
+        raise TrainingError(
+            f"{file} was not written by longfocus train, and the recipe of this run would take its place. Name another "
+            "run.output, or move the file away."
+        )
+
+
+def _recipe_in(output: Path) -> Recipe | None:
+    """The recipe that lies in a folder; None: none, or something else under its name."""
+    with contextlib.suppress(ConfigError):
+        return Recipe.read(output / RECIPE)
+    return None
 
 
 def is_finished(output: Path, recipe: Recipe) -> bool:
     """Whether a run of this recipe has come to its end there."""
-    whole = (output / RESULT).is_file() and (output / "model").is_dir() and (output / RECIPE).is_file()
-    return whole and not _changed(output / RECIPE, recipe)
+    whole = (output / RESULT).is_file() and (output / "model").is_dir()
+    known = _recipe_in(output)
+    return whole and known is not None and not _changed(known, recipe)
 
 
-def _changed(file: Path, recipe: Recipe) -> list[str]:
+def _changed(known: Recipe, recipe: Recipe) -> list[str]:
     """What decides the result and is not as in a written recipe."""
-    written = Recipe.read(file)
-    changed = differences(written.model_dump(), recipe.model_dump())
-    if "model" in changed and _from_output(written) == _from_output(recipe) is not None:
-        changed.remove(
-            "model"
-        )  # the run and the one that it goes on from were moved together, or are called from elsewhere
+    changed = differences(known.model_dump(), recipe.model_dump())
+    if "model" in changed and _from_output(known) == _from_output(recipe) is not None:
+        # the run and the one that it goes on from were moved together, or are called from elsewhere
+        changed.remove("model")
     return [name for name in changed if not name.startswith(_MAY_CHANGE)]
 
 
@@ -115,7 +153,15 @@ def save_result(trainer: CrossbatchTrainer, tokenizer: Any, recipe: Recipe, outp
 
     Returns:
         The folder.
+
+    Raises:
+        TrainingError: the disk refused it; the same command saves it again.
     """
+    with writing(output / "model", "The last checkpoint is whole"):
+        return _save_result(trainer, tokenizer, recipe, output)
+
+
+def _save_result(trainer: CrossbatchTrainer, tokenizer: Any, recipe: Recipe, output: Path) -> Path:
     folder, unfinished = output / "model", output / "model.unfinished"
     model: Any = trainer.model
     if trainer.is_fsdp_enabled:  # every process holds a part of the weights

@@ -10,16 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
 
 from longfocus.config import FocusConfig
 from longfocus.crossbatch.plan import NAMED_MIXES, Choice, Mix, Share, check_mix, documents
 from longfocus.crossbatch.schedules import ByAccuracy, Drawn, Schedule, Switched, constant
 from longfocus.data.dictionary import DictionaryFormat
-from longfocus.data.source_spec import SourceSpec
+from longfocus.data.source_spec import Kind, SourceSpec
 from longfocus.errors import ConfigError
 from longfocus.settings import apply_change, load_yaml, validated
 
@@ -95,7 +95,18 @@ class SharesMix(_Part):
     """(part of the batch, positives, negatives); parts add up to 1."""
 
 
-MixSpec = Literal["local", "longllama_3b", "longllama_7b"] | DocumentsMix | SharesMix
+def _mix_form(value: Any) -> str:
+    if isinstance(value, str):
+        return "name"
+    return "shares" if isinstance(value, SharesMix) or (isinstance(value, dict) and "shares" in value) else "documents"
+
+
+MixSpec = Annotated[
+    Annotated[Literal["local", "longllama_3b", "longllama_7b"], Tag("name")]
+    | Annotated[DocumentsMix, Tag("documents")]
+    | Annotated[SharesMix, Tag("shares")],
+    Discriminator(_mix_form),
+]
 
 
 def _mix(spec: MixSpec) -> Mix:
@@ -315,7 +326,8 @@ class DictionarySource(_Part):
 class TextSource(_Part):
     """Documents of files or of a hub dataset (`longfocus.data.source_spec`)."""
 
-    kind: Literal["text", "jsonl", "parquet", "code", "hub"] = "text"
+    kind: str = "text"
+    """text, jsonl, parquet, code or hub."""
     name: str
     share: Annotated[float, Field(gt=0)]
     minimum_tokens: Annotated[int, Field(ge=0)] = 0
@@ -339,6 +351,15 @@ class TextSource(_Part):
         """Where the documents lie."""
         values = self.model_dump(exclude={"share", "minimum_tokens", "pieces_of", "stream"})
         return SourceSpec.from_dict(values)
+
+    @field_validator("kind")
+    @classmethod
+    def _known(cls, kind: str) -> str:
+        if kind not in get_args(Kind):  # an unknown kind is taken for one of these: say what else there is
+            raise ValueError(
+                f"{kind!r} given, expected one of {', '.join((*get_args(Kind), 'retrieval', 'dictionary'))}"
+            )
+        return kind
 
     @model_validator(mode="after")
     def _check(self) -> TextSource:
@@ -413,7 +434,7 @@ class Run(_Part):
     """auto: bfloat16 products where the machine is fast at them (CUDA, AMX, AVX512-BF16), float32 elsewhere. With bfloat16, weights
     that are not trained are held in bfloat16 too; trained ones, and all weights of the result, stay float32."""
     device: Literal["auto", "cpu"] = "auto"
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Annotated[int, Field(ge=0, lt=1 << 32)] = 0
     save_every: Positive = 50
     """Steps between checkpoints."""
     keep: Positive = 2

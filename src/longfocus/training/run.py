@@ -18,21 +18,33 @@ from typing import Any
 import torch
 import transformers
 from transformers import TrainingArguments
+from transformers.integrations import get_reporting_integration_callbacks
 
 import longfocus
 from longfocus.data.pieces import Pieces
 from longfocus.data.token_cache import TokenizedSource
-from longfocus.errors import ConfigError
+from longfocus.errors import ConfigError, LongfocusError
 from longfocus.files import write_whole
 from longfocus.model.load import fast_dtype
 from longfocus.process_memory import keep_freed
 from longfocus.training.build import Announce, build_model
 from longfocus.training.callbacks import LogFile, StopOnCtrlC, quiet
-from longfocus.training.output import LOG, RESULT, prepare, save_result, upload
+from longfocus.training.output import LOG, RESULT, prepared, save_result, upload
 from longfocus.training.recipes import Recipe
 from longfocus.training.scratch import recipe_tokenizer
 from longfocus.training.stream import Batches, open_mixture
-from longfocus.training.trainer import CrossbatchTrainer
+from longfocus.training.trainer import CrossbatchTrainer, writing
+
+_WITHOUT_EFFECT = {
+    "do_eval",
+    "eval_on_start",
+    "eval_strategy",
+    "label_smoothing_factor",
+    "num_train_epochs",
+    "resume_from_checkpoint",
+    "save_only_model",
+}
+"""Arguments of the ordinary trainer that mean nothing here, or would break what a recipe promises."""
 
 
 @dataclass
@@ -58,12 +70,18 @@ def run(recipe: Recipe, *, announce: Announce = lambda text: None, progress: Any
 
     Raises:
         ConfigError, InputError, ModelNotFoundError: before anything is trained.
-        TrainingError: the output folder is of another recipe, or the loss is not a number.
+        TrainingError: the output folder is of another recipe or another process, or the loss is not a number.
     """
     arguments(recipe, recipe.run.steps or 1)  # what is wrong there shows now
+    rank = int(os.environ.get("RANK", 0))
+    with prepared(Path(recipe.run.output), recipe, fresh, main=rank == 0) as start:
+        return _run(recipe, start, announce, progress)
+
+
+def _run(recipe: Recipe, start: Path | None, announce: Announce, progress: Any) -> Result:
+    """In a folder that is this run's."""
     output = Path(recipe.run.output)
     rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-    start = prepare(output, recipe, fresh, main=rank == 0)
     torch.manual_seed(recipe.run.seed)
     announce(f"{'Loading' if isinstance(recipe.model, str) else 'Making'} {recipe.model_name} …")
     sharded = bool(recipe.trainer.get("fsdp"))  # which wants one dtype in all weights
@@ -84,9 +102,15 @@ def run(recipe: Recipe, *, announce: Announce = lambda text: None, progress: Any
     _tell_sources(batches, recipe, announce)
     steps = recipe.steps(window, world)
     stop = StopOnCtrlC(announce)
-    trainer = CrossbatchTrainer(
-        model, recipe, batches, arguments(recipe, steps), callbacks=[LogFile(output / LOG, announce), stop]
-    )
+    try:
+        trainer = CrossbatchTrainer(
+            model, recipe, batches, arguments(recipe, steps), callbacks=[LogFile(output / LOG, announce), stop]
+        )
+        trainer.get_optimizer_cls_and_kwargs(trainer.args, model)  # an optimizer that is not installed shows now
+    except (ValueError, ImportError) as error:
+        if isinstance(error, LongfocusError):
+            raise
+        raise _refused(error) from error
     trained = [weight for weight in model.parameters() if weight.requires_grad]
     announce(
         f"Training {sum(weight.numel() for weight in trained):,} of {sum(w.numel() for w in model.parameters()):,} weights, "
@@ -123,7 +147,8 @@ def run(recipe: Recipe, *, announce: Announce = lambda text: None, progress: Any
                 "machine": platform.machine(),
                 "date": time.strftime("%Y-%m-%d"),
             }
-            write_whole(output / RESULT, json.dumps(about, indent=1) + "\n")
+            with writing(output / RESULT, f"{folder} is whole"):
+                write_whole(output / RESULT, json.dumps(about, indent=1) + "\n")
             if recipe.run.push_to_hub:
                 announce(f"Uploading to {recipe.run.push_to_hub} …")
                 upload(folder, recipe.run.push_to_hub)
@@ -192,14 +217,26 @@ def arguments(recipe: Recipe, steps: int) -> TrainingArguments:
     clash = sorted(set(values) & set(recipe.trainer))
     if clash:
         raise ConfigError(f"trainer: {clash} are set by other sections of the recipe (run, optimizer); set them there.")
+    vain = sorted(_WITHOUT_EFFECT & {name for name, value in recipe.trainer.items() if value})
+    if vain:
+        raise ConfigError(
+            f"trainer: {vain} would change nothing here, or keep the run from going on after a stop; leave them out."
+        )
     try:
         made = TrainingArguments(**values, **recipe.trainer)
+        for callback in get_reporting_integration_callbacks(made.report_to):
+            callback()  # one whose package is missing says so
     except (TypeError, ValueError, RuntimeError, ImportError) as error:
-        raise ConfigError(
-            f"trainer, run.report_to: {' '.join(str(error).split())}; expected what transformers.TrainingArguments takes."
-        ) from error
+        raise _refused(error) from error
     made._n_gpu = min(made.n_gpu, 1)  # one device a process: rows of a batch belong together
     return made
+
+
+def _refused(error: Exception) -> ConfigError:
+    """What `transformers` does not take, in its own words."""
+    return ConfigError(
+        f"trainer, run.report_to: {' '.join(str(error).split()).rstrip('.')}; expected what transformers.TrainingArguments takes."
+    )
 
 
 def precision(wanted: str, device: str) -> torch.dtype:

@@ -10,11 +10,14 @@ that is killed at any moment goes on from its newest one.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import time
+import zipfile
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +30,7 @@ from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainerState
 
 from longfocus.crossbatch.context import CrossbatchContext, gather_rows
 from longfocus.crossbatch.plan import Rows, plan_contexts
-from longfocus.errors import TrainingError
+from longfocus.errors import LongfocusError, TrainingError
 from longfocus.files import sync
 from longfocus.model.weights import load_weights, save_weights
 from longfocus.training import parts
@@ -278,40 +281,49 @@ class CrossbatchTrainer(Trainer):
         name = f"checkpoint-{self.state.global_step}"
         self._staging = output / "unfinished"
         try:
+            with writing(output / name, "The checkpoints before it are whole"):
+                self._save_whole(model, trial, output, name)
+        except BaseException:
             if self.args.should_save:
-                shutil.rmtree(self._staging, ignore_errors=True)
-            self._wait()
-            super()._save_checkpoint(model, trial)
-            made = self._staging / name
-            made.mkdir(parents=True, exist_ok=True)
-            self._count_tokens()
-            position = {
-                **self.batches.state_after(self.state.global_step * self.args.gradient_accumulation_steps),
-                "schedule": self.schedule.state_dict() if self.schedule is not None else {},
-                "log": {
-                    "sums": dict(self._sums),
-                    "counts": dict(self._counts),
-                    "loss": float(self._tr_loss),
-                    "last_logged": self._globalstep_last_logged,
-                    "tokens": self.trained_tokens,
-                    "logged_tokens": self._logged_tokens,
-                },
-            }
-            (made / POSITION.format(rank=self.args.process_index)).write_text(json.dumps(position), "utf-8")
-            if self.carried is not None:
-                save_file(self.carried.state_dict(), made / CARRIED.format(rank=self.args.process_index))
-            self._wait()
-            if self.args.should_save:
-                _sync(made)
-                shutil.rmtree(output / name, ignore_errors=True)
-                os.replace(made, output / name)
-                sync(output)
-                shutil.rmtree(self._staging, ignore_errors=True)
-                for old in checkpoints(output)[: -(self.args.save_total_limit or 1_000_000)]:
-                    shutil.rmtree(old, ignore_errors=True)
-            self._wait()
+                shutil.rmtree(output / "unfinished", ignore_errors=True)  # a full disk has no room for it
+            raise
         finally:
             self._staging = None
+
+    def _save_whole(self, model: Any, trial: Any, output: Path, name: str) -> None:
+        assert self._staging is not None
+        if self.args.should_save:
+            shutil.rmtree(self._staging, ignore_errors=True)
+        self._wait()
+        super()._save_checkpoint(model, trial)
+        made = self._staging / name
+        made.mkdir(parents=True, exist_ok=True)
+        self._count_tokens()
+        position = {
+            **self.batches.state_after(self.state.global_step * self.args.gradient_accumulation_steps),
+            "schedule": self.schedule.state_dict() if self.schedule is not None else {},
+            "log": {
+                "sums": dict(self._sums),
+                "counts": dict(self._counts),
+                "loss": float(self._tr_loss),
+                "last_logged": self._globalstep_last_logged,
+                "tokens": self.trained_tokens,
+                "logged_tokens": self._logged_tokens,
+            },
+        }
+        (made / POSITION.format(rank=self.args.process_index)).write_text(json.dumps(position), "utf-8")
+        if self.carried is not None:
+            save_file(self.carried.state_dict(), made / CARRIED.format(rank=self.args.process_index))
+        self._wait()
+        if self.args.should_save:
+            _sync(made)
+            shutil.rmtree(output / name, ignore_errors=True)
+            os.replace(made, output / name)
+            sync(output)
+            shutil.rmtree(self._staging, ignore_errors=True)
+            for old in checkpoints(output)[: -(self.args.save_total_limit or 1_000_000)]:
+                shutil.rmtree(old, ignore_errors=True)
+        self._wait()
 
     def _wait(self) -> None:
         if self.args.world_size > 1:
@@ -332,10 +344,14 @@ class CrossbatchTrainer(Trainer):
             save_weights(parts.trained_weights(self.model), folder / WEIGHTS)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        if (Path(resume_from_checkpoint) / WEIGHTS).is_file():
-            load_weights(self.model, Path(resume_from_checkpoint) / WEIGHTS)
-        else:
-            super()._load_from_checkpoint(resume_from_checkpoint, model)
+        folder = Path(resume_from_checkpoint)
+        try:
+            if self._saves_part:
+                load_weights(self.model, folder / WEIGHTS)
+            else:
+                super()._load_from_checkpoint(resume_from_checkpoint, model)
+        except (OSError, ValueError, SafetensorError) as error:  # ours for missing weights are among them
+            raise _damaged(folder, "its weights", error) from error
 
     def train_to_the_end(self, start: Path | None) -> None:
         """Train from the beginning or a checkpoint; one that is the end already only gives its weights."""
@@ -345,27 +361,50 @@ class CrossbatchTrainer(Trainer):
         else:
             self.train(resume_from_checkpoint=str(start) if start is not None else None)
 
+    def _check_whole(self, checkpoint: Path) -> None:
+        """Look at the files that the ordinary trainer goes on without, or fails over in words of its own.
+
+        Raises:
+            TrainingError: one is missing or damaged.
+        """
+        several = self.args.world_size > 1
+        names = ["trainer_state.json", f"rng_state_{self.args.process_index}.pth" if several else "rng_state.pth"]
+        names += [] if self.is_fsdp_enabled else ["optimizer.pt", "scheduler.pt"]
+        for name in names:
+            try:
+                if name.endswith(".json"):
+                    json.loads((checkpoint / name).read_text("utf-8"))
+                    continue
+                with zipfile.ZipFile(checkpoint / name) as parts_of_it:
+                    if parts_of_it.testzip() is not None:
+                        raise zipfile.BadZipFile("a checksum is wrong")
+            except (OSError, ValueError, zipfile.BadZipFile) as error:
+                raise _damaged(checkpoint, name, error) from error
+
     def go_on_from(self, checkpoint: Path) -> None:
         """Set data and schedule to where the checkpoint was taken.
 
         Raises:
-            TrainingError: the checkpoint has no position for this process.
+            TrainingError: the checkpoint is damaged, or has no position for this process.
             ConfigError: the position is of other data or settings.
         """
         path = checkpoint / POSITION.format(rank=self.args.process_index)
         try:
             position = json.loads(path.read_text("utf-8"))
         except (OSError, ValueError) as error:
-            raise TrainingError(
-                f"{path} cannot be read ({error}); resume with as many processes as before, or start with another output."
-            ) from error
-        self.batches.load_state_dict(position)
+            if self.args.world_size > 1 or not (checkpoint / POSITION.format(rank=0)).is_file():
+                raise TrainingError(
+                    f"{path} cannot be read ({getattr(error, 'strerror', None) or error}); go on with as many processes as before."
+                ) from error
+            raise _damaged(checkpoint, path.name, error) from error
+        self.batches.load_state_dict(position)  # another number of processes shows here
+        self._check_whole(checkpoint)
         if self.carried is not None:
             carried = checkpoint / CARRIED.format(rank=self.args.process_index)
             try:
                 state = load_file(carried)
             except (OSError, SafetensorError) as error:
-                raise TrainingError(f"{carried} cannot be read ({error}); start with another output.") from error
+                raise _damaged(checkpoint, carried.name, error) from error
             self.carried.load_state_dict(state, self.args.device)
         if self.schedule is not None:
             self.schedule.load_state_dict(position["schedule"])
@@ -405,6 +444,37 @@ class _GoOnLogging(TrainerCallback):
         if kept:
             trainer._tr_loss = torch.tensor(kept["loss"], device=args.device)
             trainer._globalstep_last_logged = kept["last_logged"]
+
+
+@contextlib.contextmanager
+def writing(path: Path, safe: str) -> Iterator[None]:
+    """While something is saved, what the disk refuses becomes an error that says so.
+
+    Args:
+        safe: what is not lost.
+
+    Raises:
+        TrainingError: the disk is full, too slow, or not to be written to.
+    """
+    try:
+        yield
+    except (OSError, SafetensorError, RuntimeError) as error:  # torch.save's own errors are RuntimeErrors
+        if isinstance(error, (LongfocusError, torch.OutOfMemoryError)):
+            raise
+        told = getattr(error, "strerror", None) or " ".join(str(error).split())[:200]
+        if isinstance(error, RuntimeError):  # whose words are of positions in a file
+            told = f"is the disk full? ({told})"
+        raise TrainingError(
+            f"{path} could not be written: {told}. {safe}; make room, and the same command goes on from there."
+        ) from error
+
+
+def _damaged(checkpoint: Path, name: str, error: Exception) -> TrainingError:
+    told = getattr(error, "strerror", None) or " ".join(str(error).split())
+    return TrainingError(
+        f"{checkpoint} is damaged ({name}: {told}). Remove that folder; the run then goes on from the checkpoint before "
+        "it, or from its beginning."
+    )
 
 
 def checkpoints(output: Path) -> list[Path]:
