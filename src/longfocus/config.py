@@ -82,11 +82,11 @@ class FocusConfig:
     """With n tokens of memory in sight, each key of the local window counts 1 + n / balance_tokens times in memory layers, so that
     what many irrelevant keys draw does not grow with their number. None: once (the method as published)."""
 
-    overflow: Overflow | None = None
+    overflow: Overflow = "anchor"
     """When the window is full. `slide`: its older part moves to memory, the recent `last_window` stays local.
     `anchor`: the same, but the window's very first token stays among them: attention leans on it whatever it says, and a
     window that lost it predicts far worse (attention sinks, arXiv 2309.17453; `benchmarks/overflow.py`).
-    None: `anchor`, but `slide` with an overlap or absolute positions.
+    With an overlap or absolute positions it is the same as `slide`.
     `all`: everything local moves at once and `last_window` also splits prompts that would fit, as in the
     authors' code; for released LongLLaMA checkpoints."""
 
@@ -108,15 +108,10 @@ class FocusConfig:
         self._whole("balance_tokens", minimum=1, optional=True)
         self._choice("memory_positions", get_args(Positions))
         self._choice("retrieval", get_args(Retrieval))
-        if self.overflow is not None:
-            self._choice("overflow", get_args(Overflow))
+        self._choice("overflow", get_args(Overflow))
         self._choice("window_first", get_args(WindowFirst))
         if self.memory_dtype is not None:
             self._choice("memory_dtype", MEMORY_DTYPES)
-        if self.overflow == "anchor" and (self.overlap or self.memory_positions == "absolute"):
-            raise ConfigError(
-                "overflow: 'anchor' given, which needs overlap 0 and memory positions other than 'absolute'; use 'slide'."
-            )
         if self.window is not None:
             self._check_against_window(self.window)
 
@@ -166,9 +161,12 @@ class FocusConfig:
                 f"window: {window} given, expected at most the {longest_window} tokens that the model's positions cover."
             )
         self._check_against_window(window)
-        plain = self.overlap == 0 and self.memory_positions != "absolute"
-        overflow = self.overflow or ("anchor" if plain else "slide")
-        return dataclasses.replace(self, memory_layers=layers, window=window, overflow=overflow)
+        return dataclasses.replace(self, memory_layers=layers, window=window)
+
+    @property
+    def anchored(self) -> bool:
+        """Whether a window that overflows keeps its first token."""
+        return self.overflow == "anchor" and self.overlap == 0 and self.memory_positions != "absolute"
 
     @property
     def layers(self) -> tuple[int, ...]:

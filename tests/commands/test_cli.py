@@ -79,7 +79,7 @@ def test_remember_info_ask_add_ask_and_chat_with_the_default_model(
     done = longfocus("ask", folder, "What is on the third line?", "--max-new-tokens", 12)
     assert done.code == 0
     assert "has not been trained" not in done.err
-    answer, _, sources = done.out.partition("\nSources, by attention mass:\n")
+    answer, _, sources = done.out.partition("\nSources, by the question's attention:\n")
     assert answer.strip()
     assert [match[0] for match in LINES.findall(sources)] == ["1"]
     assert LINES.findall(sources)[0][1:3] == (str(note), "1")
@@ -110,7 +110,7 @@ def test_remember_info_ask_add_ask_and_chat_with_the_default_model(
         stdin=b"Hello!\n\nAnd what else?\n/sources\n/quit\nnever\n",
     )
     assert done.code == 0
-    assert done.out.count("Sources, by attention mass:") == 3
+    assert done.out.count("Sources, by the question's attention:") == 3
     assert "2 documents, " in done.err
 
 
@@ -363,7 +363,7 @@ def test_the_number_of_sources_is_as_asked(saved: Path, prose: Path, tiny_model:
         done = longfocus("ask", saved, "Why?", "--sources", count, "--max-new-tokens", 2)
         assert done.code == 0
         assert len(LINES.findall(done.out)) == count
-        assert ("Sources, by attention mass:" in done.out) == (count > 0)
+        assert ("Sources, by the question's attention:" in done.out) == (count > 0)
 
 
 def test_memories_and_texts_can_be_asked_together(saved: Path, prose: Path, tmp_path: Path, tiny_model: Path) -> None:
@@ -398,10 +398,10 @@ def test_a_chat_has_commands_and_survives_wrong_ones(saved: Path) -> None:
     assert done.code == 0, done.err
     assert "/nonsense is not a command; there are /sources, /new and /quit." in done.err
     assert "more than the local window" in done.err
-    assert done.out.count("Sources, by attention mass:") == 1
+    assert done.out.count("Sources, by the question's attention:") == 1
     answers = [
         line
-        for line in done.out.replace("\nSources, by attention mass:", "").split("\n")
+        for line in done.out.replace("\nSources, by the question's attention:", "").split("\n")
         if line and line[0] not in "[ "
     ]
     assert "Traceback" not in done.err

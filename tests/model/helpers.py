@@ -57,7 +57,7 @@ def planned(model: Any, *feeds: int, last_window: int | None = None) -> list[Win
 
     The cutting itself is checked in test_windows.py; here it only tells brute force where the windows are.
     """
-    return walk(steps_of(model, *feeds, last_window=last_window), anchor=model.focus.config.overflow == "anchor")
+    return walk(steps_of(model, *feeds, last_window=last_window), anchor=model.focus.config.anchored)
 
 
 def by_force(name: str, ids: Tensor, windows: list[Window], **options: Any) -> Tensor:

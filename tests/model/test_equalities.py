@@ -305,7 +305,7 @@ def test_an_anchored_window_equals_brute_force(name: str, last_window: int | Non
     """Its first token stays through five overflows, and goes when all of the window does."""
     ids = tokens(1, 124)
     model = focused(name, last_window=last_window, window_first="replaced")
-    assert model.focus.config.overflow == "anchor", "unless told otherwise"
+    assert model.focus.config.anchored, "unless told otherwise"
     cache = model.new_cache()
     feeds = (22, *[1] * 53, 30, *[1] * 19)
     found = feed(model, ids, *feeds, cache=cache)[0]

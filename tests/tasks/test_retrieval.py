@@ -438,7 +438,7 @@ def test_a_head_that_was_built_to_copy_is_chosen_and_finds_exact_words(word_text
     options = RetrievalOptions(
         texts=["books"],
         questions=["exact words"],
-        retrievers=["BM25", "memory", "memory, best head"],
+        retrievers=["BM25", "memory", "memory, beyond neutral", "memory, best head"],
         tokens=2000,
         passage_tokens=48,
         samples=25,
@@ -449,6 +449,7 @@ def test_a_head_that_was_built_to_copy_is_chosen_and_finds_exact_words(word_text
     found = rows_of(results)
     assert found["exact words", "memory, best head"]["recall@1"] >= 0.9
     assert found["exact words", "memory"]["recall@5"] >= 0.9
+    assert found["exact words", "memory, beyond neutral"]["recall@5"] >= 0.9
     assert found["exact words", "BM25"]["recall@1"] == 1
     (row,) = [row for row in results.rows if row.values["retriever"] == "memory, best head"]
     assert row.notes["head"] == "layer 2 head 3" and HEADS == 4

@@ -46,7 +46,7 @@ def print_sources(sources: Sequence[Passage]) -> None:
     """The passages under an answer."""
     if not sources:
         return
-    print("\nSources, by attention mass:")
+    print("\nSources, by the question's attention:")
     for number, passage in enumerate(sources, 1):
         print(f"[{number}] {passage.place}  {100 * passage.mass:.2f}%")
         for line in passage.text.splitlines()[:8]:

@@ -397,7 +397,7 @@ class FocusCache(Cache):
     def _anchors(self, count: np.ndarray, order: np.ndarray) -> np.ndarray:
         """bool (B, L): the first tokens of windows that lose `count` tokens but keep others."""
         stays = (count > 0) & (count < order[:, -1] - 1) if order.shape[1] else count > 0
-        if self.focus.config.overflow != "anchor" or not stays.any():
+        if not self.focus.config.anchored or not stays.any():
             return np.zeros_like(self.valid)
         return self.valid & self.first & (order == 1) & stays[:, None]
 

@@ -17,7 +17,8 @@ Of passages that a retriever scores alike, any order is as good, so recall is wh
                       words do), among the passages of all papers
 
 **Memory.** Passages are ordered by the attention mass that the question's tokens gave to them, meaned over heads, memory layers
-and tokens. `memory, best head` orders by one head: the one with the best mean reciprocal rank on questions of the first three
+and tokens. `memory, beyond neutral` takes from it what a question that asks for nothing gives, as the sources of `longfocus ask`
+do. `memory, best head` orders by one head: the one with the best mean reciprocal rank on questions of the first three
 kinds, made in the same way from other stretches of the documents and with other made-up facts. The answering model
 writes nothing here, so a passage that ranks high was looked at; whether it is used is what other tasks measure.
 
@@ -79,8 +80,9 @@ class RetrievalOptions(TaskOptions):
     questions: Annotated[list[Kind], Field(min_length=1)] = [*MADE, "paper questions"]
     """Kinds of questions."""
     retrievers: Annotated[
-        list[Literal["BM25", "tf-idf", "embeddings", "memory", "memory, best head"]], Field(min_length=1)
-    ] = ["BM25", "tf-idf", "embeddings", "memory", "memory, best head"]
+        list[Literal["BM25", "tf-idf", "embeddings", "memory", "memory, beyond neutral", "memory, best head"]],
+        Field(min_length=1),
+    ] = ["BM25", "tf-idf", "embeddings", "memory", "memory, beyond neutral", "memory, best head"]
     """What is compared."""
     embedder: str | None = None
     """A sentence-transformers model for `embeddings`; null: the static word vectors of the package wordllama."""
@@ -263,6 +265,8 @@ class Retrieval(Task):
                     if by_head is None:
                         by_head = self._memory_keys(subject, corpus).by_head(question.text)
                     scores = by_head.mean((0, 1)) if head is None else by_head[head]
+                    if name == "memory, beyond neutral":
+                        scores = scores - self._memory_keys(subject, corpus).neutral
                 else:
                     head, scores = None, self._other(name, text, corpus).scores(question.text)
                 details: dict[str, Any] = {
