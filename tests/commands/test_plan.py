@@ -51,6 +51,7 @@ def test_one_json_document_with_measured_steps(recipe: Path) -> None:
     ("options", "words"),
     [
         (["--device", "abacus"], "--device: 'abacus' given, expected one of cpu, a100"),
+        (["--flops-per-s", "inf"], "--flops-per-s: inf given, expected a number such as 4e14"),
         (["--set", "model=nobody/nothing"], "give --config FOLDER"),
         (["--set", "run.stepps=3"], "run.stepps is not a key here"),
         (["--config", "nowhere/at/all"], "nowhere/at/all is not a folder with a model"),

@@ -68,6 +68,17 @@ def test_wrong_options_are_refused_before_anything_is_loaded() -> None:
         open_local("/nowhere")
 
 
+@pytest.mark.parametrize("device", ["abacus", "cuda:99"])
+def test_a_device_that_is_not_here_is_refused(tiny_model: Path, device: str) -> None:
+    with pytest.raises(ConfigError, match=f"device: '{device}' given, but .*; expected cpu"):
+        open_local(str(tiny_model), device=device)
+
+
+def test_what_is_wrong_with_an_endpoint_is_said_before_a_tokenizer_is_loaded() -> None:
+    with pytest.raises(ConfigError, match="--endpoint: 'nowhere' given, expected a URL"):
+        open_endpoint("nowhere", "far", tokenizer="/nowhere/at/all")
+
+
 def test_an_endpoint_gets_the_tokenizer_that_was_named(tiny_model: Path) -> None:
     subject = open_endpoint("http://localhost:9/v1", "far", tokenizer=str(tiny_model), longest=99)
     assert isinstance(subject, Endpoint)

@@ -453,6 +453,20 @@ def test_a_long_line_is_read_in_windows_and_none_of_it_is_lost(recipe: Path, tmp
         run(Recipe.read(recipe, [*changes, "data.strict=true", f"run.output={tmp_path / 'strict'}"]))
 
 
+@pytest.mark.parametrize("pieces", ["null", "100"])
+def test_files_that_are_passed_over_are_told(recipe: Path, tmp_path: Path, pieces: str) -> None:
+    texts = shutil.copytree(recipe.parent / "texts", tmp_path / "texts")
+    (texts / "a.txt").write_bytes(b"\0\1")
+    (texts / "b.txt").write_text("")
+    said: list[str] = []
+    changes = [f"run.output={tmp_path / 'run'}", "run.steps=1", f"data.sources.texts.paths=[{texts}]"]
+    changes += [f"data.sources.texts.pieces_of={pieces}", "data.sources.facts.hay=[]"]
+    run(Recipe.read(recipe, changes), announce=said.append)
+    (line,) = [text for text in said if "passed over" in text]
+    assert line.startswith("Source texts: 2 files or records passed over (")
+    assert "a.txt is a binary file" in line and "b.txt is empty" in line
+
+
 def test_two_processes_train_one_model(recipe: Path, tmp_path: Path) -> None:
     """Real processes, started as users start them; their models stay the same, and the run resumes."""
     for steps in (2, 4):

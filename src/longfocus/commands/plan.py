@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,6 +12,7 @@ import typer
 from longfocus.commands.models import settle
 from longfocus.commands.options import AsJson, Changes, Threads
 from longfocus.commands.output import note
+from longfocus.errors import ConfigError
 
 if TYPE_CHECKING:
     from longfocus.training.plan import Measured, Plan
@@ -57,6 +59,8 @@ def plan(
     """Say what a training recipe will take: weights, FLOPs, memory, hours."""
     from longfocus.training.recipes import Recipe
 
+    if flops_per_s is not None and not math.isfinite(flops_per_s):
+        raise ConfigError(f"--flops-per-s: {flops_per_s} given, expected a number such as 4e14.")
     checked = Recipe.read(recipe, changes or [])
     settle(threads)
     from longfocus.training.plan import measure

@@ -131,7 +131,7 @@ class Source:
                 near = done + (error.start if isinstance(error, UnicodeDecodeError) else 0)
                 raise InputError(
                     f"{self.name} is not {encoding} text (near byte {near}); "
-                    "name its encoding, for instance --encoding latin-1."
+                    "name its encoding, for instance --encoding latin-1 (in a recipe: encoding: latin-1)."
                 ) from error
             done += len(data)
             if text:

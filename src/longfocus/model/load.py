@@ -11,7 +11,7 @@ import torch
 from safetensors import SafetensorError
 
 from longfocus.config import FocusConfig
-from longfocus.errors import LongfocusError, ModelNotFoundError
+from longfocus.errors import ConfigError, LongfocusError, ModelNotFoundError
 from longfocus.model import longllama
 from longfocus.model.attach import attach
 from longfocus.model.default_model import BASE, FINE_TUNE, FINE_TUNE_FOCUS, FOCUS, default_model_path
@@ -89,7 +89,7 @@ def load(
         raise ModelNotFoundError(f"No usable model in {path_or_id}: {_first_line(error)}") from error
     _check_numbers(model, path_or_id)
     if device is not None:
-        model = model.to(device)
+        model = _moved(model, device)
     chosen = config or stored or FocusConfig()
     if options:
         chosen = FocusConfig.from_dict({**chosen.to_dict(), **options})
@@ -117,6 +117,25 @@ def _with_adapter(folder: Path, config: FocusConfig | None, arguments: dict[str,
         merged = PeftModel.from_pretrained(model, folder).merge_and_unload().eval()
     _check_numbers(merged, folder)
     return merged
+
+
+def _moved(model: Any, device: torch.device | str) -> Any:
+    """
+    Raises:
+        ConfigError: no such device here.
+    """
+    try:
+        return model.to(torch.device(device))
+    except (
+        RuntimeError,
+        AssertionError,
+        NotImplementedError,
+    ) as error:  # what torch raises depends on how it was built
+        if isinstance(error, torch.OutOfMemoryError):
+            raise
+        raise ConfigError(
+            f"device: {str(device)!r} given, but {_first_line(error)}; expected cpu, or cuda with a GPU."
+        ) from error
 
 
 def _check_numbers(model: Any, source: str | Path) -> None:
@@ -178,7 +197,8 @@ def raw_config(path: str) -> dict[str, Any]:
     try:
         raw, _ = PretrainedConfig.get_config_dict(path)
     except (OSError, ValueError) as error:
-        raise ModelNotFoundError(f"No model at {path}: {_first_line(error)}") from error
+        hub = "" if Path(path).is_dir() else " no such folder, and as a hub id:"
+        raise ModelNotFoundError(f"No model at {path}:{hub} {_first_line(error)}") from error
     if not raw:
         raise ModelNotFoundError(f"{path} holds no config.json; it is not a model.")
     return dict(raw)

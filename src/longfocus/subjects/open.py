@@ -70,4 +70,5 @@ def open_endpoint(
         tokenizer: model whose tokenizer cuts prompts to a length.
         options: as `Endpoint`.
     """
+    Endpoint(url, model, None, name=name, **options)  # what is wrong shows before a tokenizer is loaded
     return Endpoint(url, model, load_tokenizer(tokenizer), name=name, **options)

@@ -168,6 +168,12 @@ def _tell_sources(batches: Batches, recipe: Recipe, announce: Announce) -> None:
             text += f", {source.documents:,} {'pieces' if isinstance(source, Pieces) else 'documents'}, {source.tokens:,} tokens, {windows:,} windows of {stream.window}"
             text += f", {longer:,} documents longer than the {fits:,} tokens of a step" if longer else ""
         announce(text + (f", {report.skipped:,} left out as too short" if report.skipped else "") + ".")
+        whole = source.source if isinstance(source, Pieces) else source
+        if isinstance(whole, TokenizedSource) and whole.skipped:
+            told = "; ".join(f"{name} {why}" for name, why in whole.skipped_examples[:3])
+            announce(
+                f"Source {report.name}: {whole.skipped:,} files or records passed over ({told or 'no token in them'})."
+            )
     part = recipe.crossbatch
     if recipe.method == "crossbatch" and part is not None:
         shares = [share for mix in part.schedule(1000).mixes for share in mix]
