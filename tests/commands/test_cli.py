@@ -845,6 +845,7 @@ PUBLIC = [
     "Conversation",
     "FocusCache",
     "FocusConfig",
+    "KRule",
     "LongfocusError",
     "Memory",
     "Passage",
