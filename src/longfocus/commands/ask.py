@@ -45,6 +45,7 @@ def ask(
     seed: common.Seed = 0,
     retrieval: common.AnswerRetrieval = "auto",
     k: common.K = None,
+    k_rule: common.KRuleFile = None,
     memory_layers: common.Layers = None,
     window: common.Window = None,
     overlap: common.Overlap = None,
@@ -68,6 +69,7 @@ def ask(
         raise typer.BadParameter("the question is empty.", param_hint="QUESTION")
     options = common.focus_options(
         k=k,
+        k_rule=k_rule,
         memory_layers=memory_layers,
         window=window,
         overlap=overlap,

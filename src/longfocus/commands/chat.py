@@ -35,6 +35,7 @@ def chat(
     seed: common.Seed = 0,
     retrieval: common.AnswerRetrieval = "auto",
     k: common.K = None,
+    k_rule: common.KRuleFile = None,
     encoding: common.Encoding = None,
     dtype: common.Dtype = None,
     threads: common.Threads = None,
@@ -45,7 +46,7 @@ def chat(
 
     Nothing of the conversation is written to the memory.
     """
-    options = common.focus_options(k=k)
+    options = common.focus_options(k=k, k_rule=k_rule)
     focused, tokenizer, memory = sharded.open_for_answers(
         paths,
         model,

@@ -70,6 +70,14 @@ K = Annotated[
         "--k", metavar="N", help="Keys per query and head for --retrieval exact and approximate.  [default: 64]"
     ),
 ]
+KRuleFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--k-rule",
+        metavar="FILE",
+        help="Choose k by query, by a rule of longfocus calibrate-k; for --retrieval exact and approximate.",
+    ),
+]
 AnswerRetrieval = Annotated[
     str,
     typer.Option(
@@ -139,6 +147,7 @@ def focus_options(**given: Any) -> dict[str, Any]:
 
     Raises:
         ConfigError: the layer list is not a list of numbers.
+        InputError: the k rule is not there, or damaged.
     """
     options = {name: value for name, value in given.items() if value is not None}
     layers = options.get("memory_layers")
@@ -147,6 +156,10 @@ def focus_options(**given: Any) -> dict[str, Any]:
             options["memory_layers"] = [int(part) for part in layers.split(",")]
         except ValueError:
             raise ConfigError(f"--memory-layers: {layers!r} given, expected numbers such as 8,16,24.") from None
+    if "k_rule" in options:
+        from longfocus.k_rule import KRule
+
+        options["k_rule"] = KRule.read(options["k_rule"])
     if options.get("read_span") == -1:
         options["read_span"] = None
     return options
@@ -297,6 +310,8 @@ def settle_retrieval(model: Any, memory: Memory, how: str, *, quiet: bool = Fals
             return
         focus.config = dataclasses.replace(focus.config, retrieval="approximate")
         say(f"{memory.tokens:,} tokens: searched approximately (--retrieval dense attends to all of them).")
+    if focus.config.k_rule is not None and focus.config.retrieval == "dense":
+        say("The k rule has no effect: all of the memory is attended to. It is for --retrieval exact or approximate.")
     if focus.config.retrieval == "approximate":
         behind = memory.extent - memory.indexed_tokens
         problem = f" (the saved index is not used: {memory.index_problem})" if memory.index_problem else ""

@@ -44,7 +44,7 @@ def tokenising() -> Iterator[Callable[[Any], None]]:
 
 
 class Bar:
-    """Samples of a task: a bar on a terminal, a line now and then elsewhere."""
+    """Samples of a task, or steps of other work: a bar on a terminal, a line now and then elsewhere."""
 
     every_s = 15
 
@@ -77,9 +77,13 @@ class Bar:
         """To be told after each sample."""
 
         def step(point: Any, done: int, total: int) -> None:
-            self.bar.update(self.task, completed=done, total=total, description=f"{self.name} {point.key}")
-            if not self.terminal and time.monotonic() - self.told > self.every_s:
-                self.told = time.monotonic()
-                note(f"{self.name}: {done} of {total} samples, at {point.key} …")
+            self.show(point.key, done, total, "samples")
 
         return step
+
+    def show(self, where: str, done: int, total: int, what: str = "steps") -> None:
+        """So many are done, and work is now at `where`."""
+        self.bar.update(self.task, completed=done, total=total, description=f"{self.name} {where}")
+        if not self.terminal and time.monotonic() - self.told > self.every_s:
+            self.told = time.monotonic()
+            note(f"{self.name}: {done} of {total} {what}, at {where} …")

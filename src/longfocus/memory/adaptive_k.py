@@ -131,12 +131,12 @@ def attend_by_rule(
                 used = used.masked_fill(~wanted[:, :, low : low + size].reshape(*used.shape[:-1], 1), -torch.inf)
             if counts is not None:
                 counts.found(layer, lse.reshape(used.shape[:-1]), best.scores, used)
-            scores, tokens = (used, best.tokens) if keep else (used[..., :0], best.tokens[..., :0])
-            parts.append((*best._replace(scores=used).attention(part), scores, tokens, _count(used, real, low, wanted)))
-        outs, lses, scores, tokens, keys = zip(*parts, strict=True)
-        if counts is not None:
-            counts.add(layer, 0, 0, int(sum(keys)))
-        return Chosen(torch.cat(outs, 2), torch.cat(lses, 2), torch.cat(scores, 3), torch.cat(tokens, 3))
+                counts.add(layer, 0, 0, _count(used, real, low, wanted))
+            kept = (used, best.tokens) if keep else (used[..., :0], best.tokens[..., :0])
+            parts.append((*best._replace(scores=used).attention(part), *kept))
+        return Chosen(
+            *(torch.cat(each, axis) for each, axis in zip(zip(*parts, strict=True), (2, 2, 3, 3), strict=True))
+        )
 
     if counts is not None:
         counts.add(layer, int(real.sum()), int((real & ~asked).sum()), 0)
@@ -153,7 +153,9 @@ def attend_by_rule(
         if not most:
             found.append(None)
             continue
-        order = wanted.to(torch.uint8).argsort(dim=1, descending=True, stable=True)[:, :most]  # those that ask come first
+        order = wanted.to(torch.uint8).argsort(dim=1, descending=True, stable=True)[
+            :, :most
+        ]  # those that ask come first
         some = queries_of[:, head].gather(1, order.unsqueeze(2).expand(-1, -1, dim)).unsqueeze(1)
         near, flags = local_of[:, head].gather(1, order).unsqueeze(1), wanted.gather(1, order).unsqueeze(1)
         found.append((order, look(some, near, flags, head)))

@@ -122,7 +122,7 @@ class WindowsContext:
         head: int | None,
     ) -> Best | None:
         """Of what was before, by its search, and of the windows before this one."""
-        exactly = {"scale": scale, "softcap": softcap}
+        exactly: dict[str, Any] = {"scale": scale, "softcap": softcap}
         best = best_keys(some, of_head(earlier, head), k=self.k, scratch=self.scratch, **exactly)
         before = self.before.best(layer, some, head=head, **exactly) if self.before is not None else None
         return best if before is None else before.join(best, self.k)
