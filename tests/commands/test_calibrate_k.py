@@ -94,7 +94,7 @@ def test_eval_says_what_the_rule_did(
     assert set(counts["skipped_by_layer"]) == {"1", "2"}
     assert 0 < counts["skipped"] < 1
     assert 0 < counts["mean_k"] < 8
-    assert result["results"][0]["about"]["subject"]["focus"]["k_rule"] == KRule.read(calibrated[0]).to_dict()
+    assert result["results"][0]["subject"]["focus"]["k_rule"] == KRule.read(calibrated[0]).to_dict()
     done = longfocus("eval", *task, *given, "--out", tmp_path / "two")
     assert f"k by query: {100 * counts['skipped']:.1f}% of {counts['retrievals']:,} retrievals skipped" in done.err
     done = longfocus("eval", *task, *given[:4], "--out", tmp_path / "three", "--json")

@@ -77,6 +77,10 @@ def open_for_answers(
         raise ConfigError(f"--retrieval: {retrieval!r} given; a sharded memory answers dense, exact or auto (dense).")
     if retrieval != "auto":
         options = {**options, "retrieval": retrieval}
+    if "k_rule" in options:
+        raise ConfigError(
+            f"--k-rule: {sharded[0]} is in shards, which are asked for all queries; leave the option out."
+        )
     if len(paths) > 1:
         raise LongfocusError(
             f"{sharded[0]} is a sharded memory, which is asked by itself; remember the other texts into it first "
