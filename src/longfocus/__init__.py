@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from longfocus.data.documents import Source as Source
     from longfocus.data.documents import find_sources as find_sources
     from longfocus.errors import LongfocusError as LongfocusError
+    from longfocus.k_rule import KRule as KRule
     from longfocus.memory.distributed.memory import ShardedMemory as ShardedMemory
     from longfocus.memory.memory import Memory as Memory
     from longfocus.model.attach import attach as attach
@@ -50,6 +51,7 @@ _PUBLIC = {
     "Conversation": "longfocus.answering",
     "FocusCache": "longfocus.model.cache",
     "FocusConfig": "longfocus.config",
+    "KRule": "longfocus.k_rule",
     "LongfocusError": "longfocus.errors",
     "Memory": "longfocus.memory.memory",
     "Passage": "longfocus.analysis.attribution",

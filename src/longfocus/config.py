@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from longfocus.errors import ConfigError, did_you_mean
+from longfocus.k_rule import KRule
 
 Positions = Literal["first", "none", "absolute"]
 Retrieval = Literal["dense", "exact", "approximate"]
@@ -59,6 +60,10 @@ class FocusConfig:
 
     k: int = 64
     """Keys per query and head under `exact` and `approximate` retrieval (the paper: 32, 64 or 128)."""
+
+    k_rule: KRule | None = None
+    """Chooses k by query under `exact` and `approximate` retrieval: which queries retrieve nothing, and which of the k keys of others
+    are used (`longfocus calibrate-k` makes one). None: all take k. While windows are read within `read_span` it is not used."""
 
     rerank: int = 8
     """Candidates that an approximate search proposes for each of the k, and that are then scored exactly."""
@@ -112,6 +117,10 @@ class FocusConfig:
         self._choice("window_first", get_args(WindowFirst))
         if self.memory_dtype is not None:
             self._choice("memory_dtype", MEMORY_DTYPES)
+        if self.k_rule is not None and not isinstance(self.k_rule, KRule):
+            raise ConfigError(
+                f"k_rule: {self.k_rule!r} given, expected a KRule (KRule.read takes one from a file), or null."
+            )
         if self.window is not None:
             self._check_against_window(self.window)
 
@@ -185,6 +194,7 @@ class FocusConfig:
         data = dataclasses.asdict(self)
         if data["memory_layers"] is not None:
             data["memory_layers"] = list(data["memory_layers"])
+        data["k_rule"] = None if self.k_rule is None else self.k_rule.to_dict()
         return data
 
     @classmethod
@@ -205,4 +215,6 @@ class FocusConfig:
             if isinstance(layers, str) or not isinstance(layers, (list, tuple)):
                 raise ConfigError(f"memory_layers: {layers!r} given, expected a list of layer indices.")
             values["memory_layers"] = tuple(layers)
+        if isinstance(values.get("k_rule"), Mapping):
+            values["k_rule"] = KRule.from_dict(values["k_rule"])
         return cls(**values)

@@ -839,6 +839,7 @@ PUBLIC = [
     "Conversation",
     "FocusCache",
     "FocusConfig",
+    "KRule",
     "LongfocusError",
     "Memory",
     "Passage",

@@ -23,7 +23,7 @@ from lm_eval.api.registry import Registry, get_model
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 
-from longfocus import FocusConfig, attach
+from longfocus import FocusConfig, KRule, attach
 from longfocus.commands.lm_eval import with_our_model
 from longfocus.errors import ConfigError, UnsupportedCallError
 from longfocus.evaluation.lm_eval_model import LongfocusLM
@@ -281,6 +281,10 @@ def test_arguments_as_the_harness_hands_them_on(folder: Path) -> None:
     assert plain.max_length == 2048
     assert LongfocusLM(str(folder / "model"), memory_layers=1).model.focus.config.layers == (1,)
     assert LongfocusLM(str(folder / "model")).model.focus.config.layers == MEMORY_LAYERS
+    rule = KRule(least_share=0.01)
+    rule.write(folder / "rule.json")
+    text = f"pretrained={folder / 'model'},retrieval=exact,k_rule={folder / 'rule.json'}"
+    assert LongfocusLM.create_from_arg_string(text).model.focus.config.k_rule == rule
 
 
 def _no_gpu() -> bool:

@@ -10,6 +10,7 @@ COMMANDS = {
     "index": "longfocus.commands.index:index",
     "train": "longfocus.commands.train:train",
     "plan": "longfocus.commands.plan:plan",
+    "calibrate-k": "longfocus.commands.calibrate_k:calibrate_k",
     "suggest-layers": "longfocus.commands.suggest_layers:suggest_layers",
     "eval": "longfocus.commands.eval:evaluate",
     "report": "longfocus.commands.report:report",

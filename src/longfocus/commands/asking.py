@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import typer
 
 from longfocus.commands.models import load_for, warn_untrained
-from longfocus.commands.options import Asking
+from longfocus.commands.options import Asking, focus_options
 from longfocus.commands.output import counted, note, report_skipped
 from longfocus.commands.progress import read_all
 from longfocus.commands.searching import settle_retrieval
@@ -34,8 +34,7 @@ def open_for_answers(
     """
     from longfocus.memory.distributed.manifest import is_sharded
 
-    if asking.k is not None:
-        options = {**options, "k": asking.k}
+    options = {**options, **focus_options(k=asking.k, k_rule=asking.k_rule)}
     if asking.retrieval != "auto":
         options = {**options, "retrieval": asking.retrieval}
     shards = [path for path in paths if is_sharded(path)]
@@ -43,6 +42,10 @@ def open_for_answers(
         if asking.retrieval not in ("dense", "exact", "auto"):
             raise ConfigError(
                 f"--retrieval: {asking.retrieval!r} given; a sharded memory answers dense, exact or auto (dense)."
+            )
+        if asking.k_rule is not None:
+            raise ConfigError(
+                f"--k-rule: {shards[0]} is in shards, which are asked for all queries; leave the option out."
             )
         if len(paths) > 1:
             raise LongfocusError(

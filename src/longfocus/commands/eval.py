@@ -103,6 +103,7 @@ def evaluate(
     window: options.Window = None,
     retrieval: options.RetrievalOption = None,
     k: options.K = None,
+    k_rule: options.KRuleFile = None,
     memory_dtype: options.MemoryDtype = None,
     read_span: options.ReadSpan = None,
     focus_changes: options.FocusChanges = None,
@@ -155,6 +156,7 @@ def evaluate(
         window=window,
         retrieval=retrieval,
         k=k,
+        k_rule=k_rule,
         memory_dtype=memory_dtype,
         read_span=read_span,
     )
@@ -175,7 +177,7 @@ def evaluate(
         subject = open_local(model or "default", plain=plain, name=name, announce=note, **chosen)
     folder = out or Path("eval") / (re.sub(r"[^\w.=-]+", "-", subject.name).strip("-.") or "model")
     found = _run(made, subject, folder, fresh, skip=every)
-    _show(found, folder, as_json)
+    _show(found, folder, as_json, _k_by_query(subject))
     for part in texts.unused:
         note(f"No task asked for the text {part!r}: --text had no effect there.")
     if any(result.stopped for result in found):
@@ -338,14 +340,29 @@ def _run(made: Sequence[Task], subject: Completes, folder: Path, fresh: bool, *,
     return found
 
 
-def _show(found: Sequence[Results], folder: Path, as_json: bool) -> None:
+def _k_by_query(subject: Any) -> dict[str, Any] | None:
+    """What the model's k rule did in this run; None where it has none, or nothing was asked."""
+    focus = getattr(getattr(subject, "model", None), "focus", None)
+    if focus is None or focus.config.k_rule is None or not focus.k_counts.retrievals:
+        return None
+    return dict(focus.k_counts.to_dict())
+
+
+def _show(found: Sequence[Results], folder: Path, as_json: bool, k_by_query: dict[str, Any] | None) -> None:
     if as_json:
-        print(json.dumps({"out": str(folder), "results": [result.to_dict() for result in found]}))
+        document = {"out": str(folder), "results": [result.to_dict() for result in found]}
+        print(json.dumps(document if k_by_query is None else {**document, "k_by_query": k_by_query}))
         return
     from longfocus.evaluation.tables import table
 
     for result in found:
         print(f"\n{result.title}: {result.model}\n{result.paper}\n\n{table(result)}")
+    if k_by_query is not None:
+        layers = ", ".join(f"{layer}: {100 * share:.0f}%" for layer, share in k_by_query["skipped_by_layer"].items())
+        note(
+            f"\nk by query: {100 * k_by_query['skipped']:.1f}% of {k_by_query['retrievals']:,} retrievals skipped (layers {layers}); "
+            f"{k_by_query['mean_k']:.1f} keys a retrieval."
+        )
     note(f"\nResults, samples and plots: {folder}")
 
 

@@ -65,6 +65,14 @@ K = Annotated[
         "--k", metavar="N", help="Keys per query and head for --retrieval exact and approximate.  [default: 64]"
     ),
 ]
+KRuleFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--k-rule",
+        metavar="FILE",
+        help="Choose k by query, by a rule of longfocus calibrate-k; for --retrieval exact and approximate.",
+    ),
+]
 FocusChanges = Annotated[
     list[str] | None,
     typer.Option(
@@ -116,6 +124,7 @@ def focus_options(changes: Sequence[str] | None = None, **given: Any) -> dict[st
 
     Raises:
         ConfigError: the layer list is not a list of numbers, or a change is not of that form or names what has its own option.
+        InputError: the k rule is not there, or damaged.
     """
     options: dict[str, Any] = {}
     if changes:
@@ -133,6 +142,10 @@ def focus_options(changes: Sequence[str] | None = None, **given: Any) -> dict[st
             options["memory_layers"] = [int(part) for part in layers.split(",")]
         except ValueError:
             raise ConfigError(f"--memory-layers: {layers!r} given, expected numbers such as 8,16,24.") from None
+    if options.get("k_rule") is not None:
+        from longfocus.k_rule import KRule
+
+        options["k_rule"] = KRule.read(options["k_rule"])
     if options.get("read_span") == -1:
         options["read_span"] = None
     return options
@@ -207,6 +220,7 @@ class Asking:
         ),
     ] = "auto"
     k: K = None
+    k_rule: KRuleFile = None
     encoding: Encoding = None
     dtype: Dtype = None
     threads: Threads = None

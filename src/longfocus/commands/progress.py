@@ -117,7 +117,7 @@ def tokenising() -> Iterator[Callable[[Any], None]]:
 
 
 class Bar:
-    """Samples of a task."""
+    """Samples of a task, or steps of other work: a bar on a terminal, a line now and then elsewhere."""
 
     def __init__(self, name: str) -> None:
         from rich.progress import MofNCompleteColumn
@@ -138,8 +138,12 @@ class Bar:
         """To be told after each sample."""
 
         def step(point: Any, done: int, total: int) -> None:
-            self.bar.update(self.task, completed=done, total=total, description=f"{self.name} {point.key}")
-            if self.bar.disable and self.line.due():
-                note(f"{self.name}: {done} of {total} samples, at {point.key} …")
+            self.show(point.key, done, total, "samples")
 
         return step
+
+    def show(self, where: str, done: int, total: int, what: str = "steps") -> None:
+        """So many are done, and work is now at `where`."""
+        self.bar.update(self.task, completed=done, total=total, description=f"{self.name} {where}")
+        if self.bar.disable and self.line.due():
+            note(f"{self.name}: {done} of {total} {what}, at {where} …")

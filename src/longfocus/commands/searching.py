@@ -36,6 +36,8 @@ def settle_retrieval(model: Any, memory: Memory, how: str, *, quiet: bool = Fals
             return
         focus.config = dataclasses.replace(focus.config, retrieval="approximate")
         say(f"{memory.tokens:,} tokens: searched approximately (--retrieval dense attends to all of them).")
+    if focus.config.k_rule is not None and focus.config.retrieval == "dense":
+        say("The k rule has no effect: all of the memory is attended to. It is for --retrieval exact or approximate.")
     if focus.config.retrieval == "approximate":
         behind = memory.extent - memory.indexed_tokens
         problem = f" (the saved index is not used: {memory.index_problem})" if memory.index_problem else ""

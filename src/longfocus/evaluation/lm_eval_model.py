@@ -25,6 +25,7 @@ import torch
 
 from longfocus.config import FocusConfig
 from longfocus.errors import ConfigError, UnsupportedCallError, did_you_mean
+from longfocus.k_rule import KRule
 from longfocus.model.load import load_tokenizer
 from longfocus.settings import size_of
 from longfocus.subjects.local import FocusedSubject, PlainModel
@@ -335,6 +336,7 @@ def _focus_options(given: dict[str, Any]) -> dict[str, Any]:
 
     Raises:
         ConfigError: an unknown name, or layers that are no numbers.
+        InputError: the file of a k rule is not there, or damaged.
     """
     known = [field.name for field in dataclasses.fields(FocusConfig)]
     for name in given:
@@ -348,6 +350,8 @@ def _focus_options(given: dict[str, Any]) -> dict[str, Any]:
             options["memory_layers"] = [int(part) for part in str(layers).split("+")]
         except ValueError:
             raise ConfigError(f"memory_layers: {layers!r} given, expected numbers such as 6+17+18.") from None
+    if isinstance(options.get("k_rule"), str):
+        options["k_rule"] = KRule.read(options["k_rule"])
     return options
 
 

@@ -32,7 +32,7 @@ from torch import Tensor
 
 from longfocus.memory.contract import KVStore
 from longfocus.memory.dense import Scratch
-from longfocus.memory.exact import Best, best_keys
+from longfocus.memory.exact import Best, best_keys, of_head
 from longfocus.memory.geometry import MemoryGeometry
 from longfocus.memory.quantiser import BLOCK_TOKENS, BlockSearch, Quantiser, require_faiss
 from longfocus.memory.storage import storage_dtype
@@ -245,6 +245,7 @@ def best_approximate(
     scale: float,
     softcap: float | None,
     scratch: Scratch,
+    head: int | None = None,
 ) -> Best | None:
     """The best of each query's candidates by their true scores: min(k, visible) keys of what the search covers.
 
@@ -253,6 +254,7 @@ def best_approximate(
         store: of one text; the search is over its records.
         ranges: the visible records that the search covers, for the case that it gives fewer than there are.
         rerank: candidates for each of the k.
+        head: only this key head, for queries (B, n, T, D) of heads that share it; None: all.
 
     Returns:
         None where nothing is covered.
@@ -260,22 +262,23 @@ def best_approximate(
     least = min(k, search.visible)
     if not least:
         return None
-    dims, kv_heads, groups = query.shape[3], store.kv_heads, query.shape[1] // store.kv_heads
+    heads = range(store.kv_heads) if head is None else range(head, head + 1)
+    dims, kv_heads, groups = query.shape[3], len(heads), query.shape[1] // len(heads)
     by_head = query.unflatten(1, (kv_heads, groups)).transpose(0, 1).flatten(1, 3)  # (Hkv, B G T, D)
     asked = by_head.detach().to(device="cpu", dtype=torch.float32).numpy()
     count = min(rerank * k, search.visible)
 
     def find(head: int) -> np.ndarray | None:
-        return search.candidates(layer, head, asked[head], count, least)
+        return search.candidates(layer, head, asked[head - heads.start], count, least)
 
-    found = _each(find, range(kv_heads))
+    found = _each(find, heads)
     if any(each is None for each in found):
         chunks = (chunk for low, high in ranges for chunk in store.chunks(layer, low, high))
-        return best_keys(query, chunks, k=k, scale=scale, softcap=softcap, scratch=scratch)
+        return best_keys(query, of_head(chunks, head), k=k, scale=scale, softcap=softcap, scratch=scratch)
     best = []
-    for head, tokens in enumerate(found):
+    for each, some, tokens in zip(heads, by_head, found, strict=True):
         assert tokens is not None
-        best.append(_rerank(by_head[head], torch.from_numpy(tokens), store, layer, head, least, scale, softcap))
+        best.append(_rerank(some, torch.from_numpy(tokens), store, layer, each, least, scale, softcap))
     shape = (query.shape[0], kv_heads, groups, query.shape[2], least)
     scores, values, numbers = (torch.stack(parts) for parts in zip(*best, strict=True))
 

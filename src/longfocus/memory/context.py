@@ -6,6 +6,7 @@ rows themselves have moved out of their local windows.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -17,11 +18,16 @@ from torch import Tensor
 
 from longfocus.attention import merge
 from longfocus.attention.context import AdditionalContext, LocalWindow
+from longfocus.k_rule import KRule
+from longfocus.memory.adaptive_k import KCounts, attend_by_rule
 from longfocus.memory.approximate import Candidates, best_approximate
 from longfocus.memory.contract import KVChunk, KVStore
 from longfocus.memory.dense import Scratch, attend_dense
-from longfocus.memory.exact import Best, attend_top_k, best_keys, grouped_scores, kth_score, queries_at_once
+from longfocus.memory.exact import Best, attend_top_k, best_keys, grouped_scores, kth_score, of_head, queries_at_once
 from longfocus.memory.ram import RamStore
+
+_OWN = 1 << 60
+"""Taken off the numbers of the rows' own keys, so that they are told from those of the shared memory."""
 
 
 @dataclass
@@ -153,6 +159,8 @@ class MemoryContext:
         span: int | None = None,
         balance_tokens: int | None = None,
         recorder: MassRecorder | None = None,
+        rule: KRule | None = None,
+        counts: KCounts | None = None,
     ) -> None:
         """
         Args:
@@ -165,6 +173,8 @@ class MemoryContext:
             span: see only this many of the nearest (last) records; None: all.
             balance_tokens: as in FocusConfig.
             recorder: receives the mass on the shared memory.
+            rule: chooses k by query, for `exact` and `approximate` without a span; it is `join` that follows it.
+            counts: told what the rule does.
         """
         self.shared, self.own, self.balance_tokens = shared, own, balance_tokens
         self._nearest: tuple[np.ndarray, np.ndarray] | None = None  # per row: shared and own records that may be seen
@@ -173,6 +183,7 @@ class MemoryContext:
         self.retrieval = "dense" if retrieval == "approximate" and span is not None else retrieval
         self.k, self.rerank = k, rerank
         self.scratch, self.recorder = scratch, recorder
+        self.rule, self.counts = (None if self.retrieval == "dense" or span is not None else rule), counts
         self._retrieved: tuple[int, Tensor, Tensor, Tensor] | None = (
             None  # layer, query, scores, tokens of the last attend
         )
@@ -206,13 +217,17 @@ class MemoryContext:
         return np.asarray(mine + (self.shared.tokens if self.shared is not None else 0))
 
     def chunks(self, layer: int) -> Iterator[KVChunk]:
-        """All visible chunks of a layer."""
-        for number, part in enumerate((self.shared, self.own)):
-            if part is None or not part.tokens:
-                continue
+        """All visible chunks of a layer, shared ones first."""
+        yield from self._chunks_of(0, layer)
+        yield from self._chunks_of(1, layer)
+
+    def _chunks_of(self, number: int, layer: int) -> Iterator[KVChunk]:
+        """Those of the shared part (0) or the rows' own (1)."""
+        part = (self.shared, self.own)[number]
+        if part is not None and part.tokens:
             if self._nearest is None:
                 yield from part.chunks(layer)
-                continue
+                return
             seen = self._nearest[number]
             low = 0  # records seen so far: `seen` has no holes
             for chunk in part.chunks(layer):
@@ -228,7 +243,10 @@ class MemoryContext:
         out, lse = window.attend(scale=scale, softcap=softcap)
         if self.balance_tokens is not None:
             lse = balanced(lse, self.visible, self.balance_tokens)
-        additional = self.attend(layer, window.outer_query, scale=scale, softcap=softcap)
+        if self.rule is None:
+            additional = self.attend(layer, window.outer_query, scale=scale, softcap=softcap)
+        else:
+            additional = self._attend_by_rule(self.rule, layer, window, lse, scale, softcap)
         if additional is None:
             return out
         out, lse = merge(((out, lse), additional))
@@ -248,6 +266,30 @@ class MemoryContext:
             return self._attend_approximate(layer, query, scale, softcap)
         return attend_dense(query, self.chunks(layer), scale=scale, softcap=softcap, scratch=self.scratch)
 
+    def _attend_by_rule(
+        self, rule: KRule, layer: int, window: LocalWindow, lse: Tensor, scale: float, softcap: float | None
+    ) -> tuple[Tensor, Tensor] | None:
+        """As `attend`, where `lse` are the local normalisers."""
+        if not self.visible.any():
+            return None
+        query = window.outer_query
+        store = (self.shared or self.own).store  # type: ignore[union-attr]  # something is visible
+        chosen = attend_by_rule(
+            rule,
+            layer,
+            query,
+            lse,
+            lambda some, head: self.best(layer, some, scale=scale, softcap=softcap, head=head),
+            lambda some: self.queries_at_once(layer, some),
+            kv_heads=store.kv_heads,
+            valid=None if window.valid is None else window.valid[:, -query.shape[2] :],
+            counts=self.counts,
+            keep=self.recorder is not None,
+        )
+        if self.recorder is not None:
+            self._retrieved = layer, query, chosen.scores, chosen.tokens
+        return chosen.out, chosen.lse
+
     def _attend_approximate(
         self, layer: int, query: Tensor, scale: float, softcap: float | None
     ) -> tuple[Tensor, Tensor] | None:
@@ -266,7 +308,8 @@ class MemoryContext:
 
     def queries_at_once(self, layer: int, query: Tensor) -> int:
         """How many queries (B, Hq, T, D) `best` should be given together."""
-        return queries_at_once(query, self._searched_exactly(layer)) or max(1, query.shape[2])
+        chunks = self.chunks(layer) if self.retrieval == "exact" else self._searched_exactly(layer)
+        return queries_at_once(query, chunks) or max(1, query.shape[2])
 
     def _searched_exactly(self, layer: int) -> Iterator[KVChunk]:
         """The chunks that no search covers."""
@@ -277,25 +320,29 @@ class MemoryContext:
         if self.own is not None and self.own.tokens:
             yield from self.own.chunks(layer)
 
-    def best(self, layer: int, query: Tensor, *, scale: float, softcap: float | None) -> Best | None:
-        """The k best visible keys of queries (B, Hq, T, D) by approximate retrieval, numbered in the shared memory, -1
-        where they are the rows' own; None where nothing is visible."""
+    def best(
+        self, layer: int, query: Tensor, *, scale: float, softcap: float | None, head: int | None = None
+    ) -> Best | None:
+        """The k best visible keys of queries (B, Hq, T, D), numbered in the shared memory, below 0 where they are the rows' own;
+        None where nothing is visible. With a key head, only its keys, for query heads (B, n, T, D) that share it."""
+        exactly: dict[str, Any] = {"k": self.k, "scale": scale, "softcap": softcap, "scratch": self.scratch}
+        own_chunks = (chunk._replace(start=chunk.start - _OWN) for chunk in self._chunks_of(1, layer))
+        if self.retrieval == "exact":
+            return best_keys(query, of_head(itertools.chain(self._chunks_of(0, layer), own_chunks), head), **exactly)
         best: Best | None = None
 
         def add(found: Best | None) -> None:
             nonlocal best
             best = found if best is None else best.join(found, self.k)
 
-        exactly: dict[str, Any] = {"k": self.k, "scale": scale, "softcap": softcap, "scratch": self.scratch}
         if self.shared is not None:
             store, search = self.shared.store, self.shared.search
             covered, rest = self.shared.split(search.covered if search is not None else 0)
             if search is not None and covered:
-                add(best_approximate(query, search, store, layer, covered, rerank=self.rerank, **exactly))
-            add(best_keys(query, (chunk for piece in rest for chunk in store.chunks(layer, *piece)), **exactly))
-        if self.own is not None and self.own.tokens:
-            own = best_keys(query, self.own.chunks(layer), **exactly)
-            add(own._replace(tokens=torch.full_like(own.tokens, -1)) if own is not None else None)
+                add(best_approximate(query, search, store, layer, covered, rerank=self.rerank, head=head, **exactly))
+            uncovered = (chunk for piece in rest for chunk in store.chunks(layer, *piece))
+            add(best_keys(query, of_head(uncovered, head), **exactly))
+        add(best_keys(query, of_head(own_chunks, head), **exactly))
         return best
 
     def record_mass(self, layer: int, query: Tensor, lse: Tensor, *, scale: float, softcap: float | None) -> None:
@@ -303,7 +350,7 @@ class MemoryContext:
         if self.recorder is None or self.shared is None or not self.shared.tokens:
             return
         with torch.no_grad():
-            if self.retrieval == "approximate":
+            if self.retrieval == "approximate" or self.rule is not None:
                 self._record_retrieved(layer, query, lse, scale, softcap)
                 return
             least = None
@@ -321,6 +368,7 @@ class MemoryContext:
         """The mass of the keys that `attend` retrieved for these queries; no others are looked at."""
         assert self.recorder is not None
         if self._retrieved is None or self._retrieved[0] != layer or self._retrieved[1] is not query:
+            assert self.rule is None, "`join` attends by the rule and records at once"
             self._attend_approximate(layer, query, scale, softcap)
         assert self._retrieved is not None
         _, _, scores, tokens = self._retrieved

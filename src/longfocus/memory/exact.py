@@ -6,7 +6,7 @@ more than one chunk and one block of queries.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -118,6 +118,16 @@ def best_keys(
         found = Best(top, _gather(values, index), index + chunk.start)
         best = found if best is None else best.join(found, k)
     return best
+
+
+def of_head(chunks: Iterable[KVChunk], head: int | None) -> Iterator[KVChunk]:
+    """Views of the chunks with one key head; None: all of them, as they are."""
+    for chunk in chunks:
+        if head is None:
+            yield chunk
+        else:
+            one = slice(head, head + 1)
+            yield chunk._replace(keys=chunk.keys[:, one], values=chunk.values[:, one], records=None)
 
 
 def _gather(values: Tensor, index: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,10 +17,12 @@ from torch import Tensor
 
 from longfocus.attention import attend, merge
 from longfocus.attention.context import LocalWindow
+from longfocus.k_rule import KRule
+from longfocus.memory.adaptive_k import KCounts, Search, attend_by_rule
 from longfocus.memory.context import MemoryContext, balanced
 from longfocus.memory.contract import KVChunk, chunk_of
 from longfocus.memory.dense import Scratch
-from longfocus.memory.exact import attend_top_k, best_keys, queries_at_once
+from longfocus.memory.exact import Best, best_keys, of_head, queries_at_once
 from longfocus.memory.storage import StorageDtype
 
 
@@ -38,6 +41,8 @@ class WindowsContext:
         span: int | None = None,
         replace_first: bool = False,
         balance_tokens: int | None = None,
+        rule: KRule | None = None,
+        counts: KCounts | None = None,
     ) -> None:
         """
         Args:
@@ -50,11 +55,13 @@ class WindowsContext:
             scratch: buffers.
             span: each window sees only this many of the nearest records; None: all.
             replace_first, balance_tokens: as `window_first` and `balance_tokens` of FocusConfig.
+            rule, counts: as for `MemoryContext`.
         """
         self.replace_first, self.balance_tokens = replace_first, balance_tokens
         self.before, self.storage, self.check, self.span = before, storage, check, span
         self.retrieval = "dense" if retrieval == "approximate" and span is not None else retrieval
         self.k, self.scratch = k, scratch
+        self.rule, self.counts = (None if self.retrieval == "dense" or span is not None else rule), counts
         self.records: dict[int, Tensor] = {}
         """The pass's own, by layer: (1, R * T, 2, Hkv, elements) as stored."""
 
@@ -75,7 +82,7 @@ class WindowsContext:
             lse = balanced(lse, np.array([last - first for first, last in seen]), self.balance_tokens)
         queries = window.outer_query.split(1)
         if self.retrieval == "exact":
-            parts = self._top_k(queries, chunks, seen, scale, softcap)
+            parts = self._top_k(layer, queries, lse.split(1), chunks, seen, scale, softcap)
         else:
             parts = self._dense(queries, chunks, seen, scale, softcap)
         locally = zip(out.split(1), lse.split(1), strict=True)
@@ -93,24 +100,42 @@ class WindowsContext:
         joined = []
         for row, query in enumerate(window.outer_query.split(1)):
             earlier = list(_between([own], 0, row * tokens))
-            at_once = queries_at_once(query, earlier) or tokens
-            if self.before is not None:
-                at_once = min(at_once, self.before.queries_at_once(layer, query))
-            parts = []
-            for some in query.split(at_once, 2):
-                best = best_keys(some, earlier, k=self.k, scale=scale, softcap=softcap, scratch=self.scratch)
-                if self.before is not None:
-                    before = self.before.best(layer, some, scale=scale, softcap=softcap)
-                    best = before.join(best, self.k) if before is not None else best
-                if best is not None:
-                    parts.append(best.attention(some))
             local = out[row : row + 1], lse[row : row + 1]
-            if parts:
-                local = merge(
-                    (local, (torch.cat([one for one, _ in parts], 2), torch.cat([one for _, one in parts], 2)))
-                )
+            if held or earlier:
+                search = functools.partial(self._best, layer, earlier, scale, softcap)
+                at_once = functools.partial(self._at_once, layer, earlier)
+                local = merge((local, self._attend(layer, query, local[1], own.keys.shape[1], search, at_once)))
             joined.append(local[0])
         return torch.cat(joined)
+
+    def _at_once(self, layer: int, earlier: Sequence[KVChunk], some: Tensor) -> int:
+        at_once = queries_at_once(some, earlier) or some.shape[2]
+        return at_once if self.before is None else min(at_once, self.before.queries_at_once(layer, some))
+
+    def _best(
+        self,
+        layer: int,
+        earlier: Sequence[KVChunk],
+        scale: float,
+        softcap: float | None,
+        some: Tensor,
+        head: int | None,
+    ) -> Best | None:
+        """Of what was before, by its search, and of the windows before this one."""
+        exactly: dict[str, Any] = {"scale": scale, "softcap": softcap}
+        best = best_keys(some, of_head(earlier, head), k=self.k, scratch=self.scratch, **exactly)
+        before = self.before.best(layer, some, head=head, **exactly) if self.before is not None else None
+        return best if before is None else before.join(best, self.k)
+
+    def _attend(
+        self, layer: int, query: Tensor, local: Tensor, kv_heads: int, search: Search, at_once: Callable[[Tensor], int]
+    ) -> tuple[Tensor, Tensor]:
+        """Partial attention of one window's queries over what is found, and by the rule if there is one."""
+        rule = self.rule or KRule()
+        chosen = attend_by_rule(
+            rule, layer, query, local, search, at_once, kv_heads=kv_heads, counts=self.counts if self.rule else None
+        )
+        return chosen.out, chosen.lse
 
     def _write(self, layer: int, window: LocalWindow) -> KVChunk:
         """The windows' records as stored, one after another."""
@@ -146,23 +171,29 @@ class WindowsContext:
 
     def _top_k(
         self,
+        layer: int,
         queries: Sequence[Tensor],
+        local: Sequence[Tensor],
         chunks: Sequence[KVChunk],
         seen: Sequence[tuple[int, int]],
         scale: float,
         softcap: float | None,
     ) -> list[list[tuple[Tensor, Tensor]]]:
-        parts = []
-        for query, (first, last) in zip(queries, seen, strict=True):
-            found = attend_top_k(
-                query,
-                functools.partial(_between, chunks, first, last),
-                k=self.k,
-                scale=scale,
-                softcap=softcap,
-                scratch=self.scratch,
-            )
-            parts.append([] if found is None else [found])
+        options: dict[str, Any] = {"k": self.k, "scale": scale, "softcap": softcap, "scratch": self.scratch}
+        parts: list[list[tuple[Tensor, Tensor]]] = []
+        for query, near, (first, last) in zip(queries, local, seen, strict=True):
+            between = functools.partial(_between, chunks, first, last)
+            if first == last:
+                parts.append([])
+                continue
+
+            def search(some: Tensor, head: int | None, between: Any = between) -> Best | None:
+                return best_keys(some, of_head(between(), head), **options)
+
+            def at_once(some: Tensor, between: Any = between) -> int:
+                return queries_at_once(some, between()) or 1
+
+            parts.append([self._attend(layer, query, near, chunks[-1].keys.shape[1], search, at_once)])
         return parts
 
 

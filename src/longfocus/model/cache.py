@@ -293,6 +293,8 @@ class FocusCache(Cache):
             span=config.read_span,
             replace_first=config.window_first == "replaced",
             balance_tokens=config.balance_tokens,
+            rule=config.k_rule,
+            counts=self.focus.k_counts,
         )
         positions = torch.arange(config.window_tokens, device=self.focus.device).expand(count, -1)
         window_pass = WindowPass(
@@ -370,6 +372,8 @@ class FocusCache(Cache):
             "span": span,
             "balance_tokens": config.balance_tokens,
             "recorder": self.recorder,
+            "rule": config.k_rule,
+            "counts": self.focus.k_counts,
         }
         return shared.context(own, **options) if shared is not None else MemoryContext(None, own, **options)
 

@@ -9,12 +9,15 @@ from transformers import PreTrainedModel
 
 from longfocus.config import FocusConfig
 from longfocus.errors import ConfigError
+from longfocus.k_rule import KRule
+from longfocus.memory.adaptive_k import KCounts
 from longfocus.memory.fingerprint import model_fingerprint
 from longfocus.memory.geometry import MemoryGeometry
 from longfocus.memory.quantiser import require_faiss
 from longfocus.memory.ram import RamStore
 from longfocus.memory.storage import StorageDtype, storage_dtype
 from longfocus.model.families import Anatomy
+from longfocus.model.gates import has_gates
 from longfocus.positions import RotaryTable
 
 
@@ -41,6 +44,10 @@ class Focus:
                 )
         if self.config.retrieval == "approximate":
             require_faiss()
+        if self.config.k_rule is not None:
+            self._check_rule(self.config.k_rule)
+        self.k_counts = KCounts()
+        """What `k_rule` has done since the model was attached, or since this was replaced by a fresh one."""
         unfit = self.storage.why_not(self.anatomy.head_dim)
         if unfit is not None:
             raise ConfigError(f"memory_dtype: {unfit}.")
@@ -48,6 +55,14 @@ class Focus:
 
     def __repr__(self) -> str:
         return f"<Focus of {type(self.model).__name__}: {self.config}>"
+
+    def _check_rule(self, rule: KRule) -> None:
+        if has_gates(self.model):
+            raise ConfigError(
+                "k_rule: this model joins its memory by gates, for which normalisers decide nothing; leave it out."
+            )
+        heads = int(self.model.config.get_text_config().num_attention_heads)
+        rule.check(self.config.layers, heads, self.config.window_tokens, self.config.balance_tokens)
 
     @property
     def model(self) -> PreTrainedModel:

@@ -21,14 +21,24 @@ import pytest
 import torch
 from torch import Tensor
 
-from longfocus import Conversation, FocusCache, Memory, Reader, Sampling, ShardedMemory, find_sources, read_in_parallel
+from longfocus import (
+    Conversation,
+    FocusCache,
+    KRule,
+    Memory,
+    Reader,
+    Sampling,
+    ShardedMemory,
+    find_sources,
+    read_in_parallel,
+)
 from longfocus.analysis.attribution import passages, token_mass
 from longfocus.analysis.memory_search import head_mass
 from longfocus.errors import ConfigError, MemoryStoreError, ShardError, UnsupportedCallError
 from longfocus.memory.context import MassRecorder
 from longfocus.memory.dense import Scratch
 from longfocus.memory.distributed import context, processes
-from longfocus.memory.distributed.context import ShardedContext
+from longfocus.memory.distributed.context import ShardedContext, ShardedPart
 from longfocus.memory.distributed.processes import connect
 from longfocus.model.parallel_reading import Read
 from longfocus.model.reading import not_remembered
@@ -130,6 +140,14 @@ def test_a_padded_batch_sees_what_its_rows_see_alone(
     mask[0, :33], mask[2, :120] = 0, 0
     found, expected = (logits(model, ids, attention_mask=mask, memory=each) for each in (memory, single))
     assert_close(found, expected, TOLERANCE, "logits")
+
+
+def test_a_rule_for_k_is_refused_unless_it_has_no_effect() -> None:
+    rule, nothing = KRule(least_share=0.1), ShardedPart(lambda: None, (), ())  # type: ignore[arg-type, return-value]
+    for options in ({"retrieval": "dense"}, {"retrieval": "exact", "span": 4}):
+        ShardedContext(nothing, None, k=7, scratch=Scratch(), rule=rule, **options)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="k_rule: shards are asked for the k best keys of every query"):
+        ShardedContext(nothing, None, retrieval="exact", k=7, scratch=Scratch(), rule=rule)
 
 
 def test_a_selection_is_asked_alone(memory: ShardedMemory, single: Memory, model: Any) -> None:

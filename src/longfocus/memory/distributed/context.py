@@ -25,6 +25,8 @@ from torch import Tensor
 from longfocus.attention import merge
 from longfocus.attention.context import LocalWindow
 from longfocus.errors import ConfigError, UnsupportedCallError
+from longfocus.k_rule import KRule
+from longfocus.memory.adaptive_k import KCounts
 from longfocus.memory.context import MassRecorder, MemoryContext, Part, balanced
 from longfocus.memory.dense import Scratch, fold_rows
 from longfocus.memory.distributed.processes import Call, ShardProcesses
@@ -151,15 +153,21 @@ class ShardedContext:
         span: int | None = None,
         balance_tokens: int | None = None,
         recorder: MassRecorder | None = None,
+        rule: KRule | None = None,
+        counts: KCounts | None = None,
     ) -> None:
-        """As `MemoryContext`; `rerank` is for approximate retrieval, which shards do not have.
+        """As `MemoryContext`; `rerank` is for approximate retrieval, which shards do not have, and `counts` for a rule.
 
         Raises:
-            ConfigError: a retrieval that shards do not answer.
+            ConfigError: a retrieval that shards do not answer, or a rule for it: shards are asked before normalisers are known.
             UnsupportedCallError: a recorder that wants the weights of single heads.
         """
         if retrieval not in ("dense", "exact"):
             raise ConfigError(f"retrieval: {retrieval!r} given; a sharded memory answers 'dense' or 'exact'.")
+        if rule is not None and retrieval == "exact" and span is None:
+            raise ConfigError(
+                "k_rule: shards are asked for the k best keys of every query; leave the rule out, or join the shards."
+            )
         if recorder is not None and type(recorder).take is not MassRecorder.take:
             raise UnsupportedCallError(
                 f"{type(recorder).__name__}: a sharded memory gives the mass of tokens, not the weights of single heads; "
