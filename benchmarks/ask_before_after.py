@@ -19,7 +19,7 @@ from typing import Any
 
 import common
 import longfocus
-from longfocus.commands.common import CLI_DEFAULTS
+from longfocus.commands.options import CLI_DEFAULTS
 
 TEXTS: list[tuple[str, str, list[str]]] = [
     (

@@ -40,7 +40,7 @@ import torch
 import transformers
 
 import longfocus
-from longfocus.commands.common import CLI_DEFAULTS
+from longfocus.commands.options import CLI_DEFAULTS
 from longfocus.model.cache import FocusCache
 
 ROWS = ("longfocus", "longfocus, reading looks back at all", "plain transformers")

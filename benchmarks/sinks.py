@@ -1,16 +1,17 @@
-"""What the first token of each window does in a memory, and whether leaving it out helps.
+"""What the first token of each window does in a memory, and whether replacing it and balancing window and memory help.
 
-    python benchmarks/sinks.py                       # before and after the fine-tune, about 8 minutes on 2 cores
+    python benchmarks/sinks.py                       # before and after the fine-tune, about 10 minutes on 2 cores
 
 A window's first token draws much attention by itself (an attention sink), and a memory holds one such key per window.
-Pass-key prompts (`longfocus eval passkey`, filler) are answered with all of the memory, and with each window's first
-token left out of it, in reading as in answering. Beside the answers: the part of all attention to memory that first
-tokens receive, by memory layer, mean over all queries that saw a memory and over heads.
+Pass-key prompts (`longfocus eval passkey`) are read and answered with window firsts kept and replaced, and with both kinds
+of attention balanced or not (`window_first`, `balance_tokens` of FocusConfig). Beside the answers: the part of all attention
+to memory that first tokens receive while answering, by memory layer, mean over queries and heads.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import statistics
 from collections import defaultdict
@@ -32,34 +33,33 @@ from longfocus.tasks.texts import Texts
 
 
 @contextmanager
-def first_tokens(window: int, leave_out: bool) -> Iterator[dict[int, list[float]]]:
-    """Note the share of windows' first tokens by layer; leave them out of the memory or not."""
+def first_tokens(window: int) -> Iterator[dict[int, list[float]]]:
+    """Note the share of windows' first tokens by layer, of all passes that answer."""
     shares: dict[int, list[float]] = defaultdict(list)
     attend, chunks = MemoryContext.attend, MemoryContext.chunks
 
-    def only(context: MemoryContext, layer: int, first: bool) -> Iterator[KVChunk]:
+    def only_first(context: MemoryContext, layer: int) -> Iterator[KVChunk]:
         for chunk in chunks(context, layer):
             index = torch.arange(chunk.start, chunk.start + chunk.keys.shape[2])
-            mask = ((index % window == 0) == first)[None]
-            yield chunk._replace(mask=mask, records=None)
+            yield chunk._replace(mask=(index % window == 0)[None], records=None)
 
     def noting(context: MemoryContext, layer: int, query: torch.Tensor, **options: Any) -> Any:
         whole = attend(context, layer, query, **options)
-        if whole is None:
-            return None
-        found = {}
-        for first in (True, False):
-            MemoryContext.chunks = lambda self, at, first=first: only(self, at, first)  # type: ignore[method-assign]
-            found[first] = attend(context, layer, query, **options)
-            MemoryContext.chunks = chunks  # type: ignore[method-assign]
-        shares[layer].append(float(share(found[True][1], whole[1]).mean()))
-        return found[False] if leave_out else whole
+        if whole is not None:
+            MemoryContext.chunks = only_first  # type: ignore[method-assign]
+            try:
+                first = attend(context, layer, query, **options)
+            finally:
+                MemoryContext.chunks = chunks  # type: ignore[method-assign]
+            assert first is not None
+            shares[layer].append(float(share(first[1], whole[1]).mean()))
+        return whole
 
     MemoryContext.attend = noting  # type: ignore[method-assign]
     try:
         yield shares
     finally:
-        MemoryContext.attend, MemoryContext.chunks = attend, chunks  # type: ignore[method-assign]
+        MemoryContext.attend = attend  # type: ignore[method-assign]
 
 
 def main() -> None:
@@ -67,6 +67,8 @@ def main() -> None:
     common.add_model_options(parser)
     parser.add_argument("--models", default="default-base,default", help="models, comma-separated")
     parser.add_argument("--lengths", default="2k,8k")
+    parser.add_argument("--haystack", default="filler", help="filler, books, code, arxiv or isabelle")
+    parser.add_argument("--balance-tokens", type=int, default=1000)
     parser.add_argument("--prompts", type=int, default=10)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("out/sinks"))
@@ -78,42 +80,47 @@ def main() -> None:
         arguments.model = name
         model, tokenizer = common.load_focused(arguments)
         subject = FocusedSubject(model, tokenizer, name)
-        window = model.focus.config.window_tokens
         options = PasskeyOptions(
-            lengths=sizes_of(arguments.lengths), samples=arguments.prompts, haystacks=["filler"], seed=arguments.seed
+            lengths=sizes_of(arguments.lengths),
+            samples=arguments.prompts,
+            haystacks=[arguments.haystack],
+            seed=arguments.seed,
         )
         task = Passkey(options, Texts())
         for point in task.points(subject):
             length = int(point.values["tokens"])
-            for leave_out in (False, True):
-                with first_tokens(window, leave_out) as shares:
-                    found = [sample.scores["right"] for sample in task.samples(subject, point, frozenset())]
-                right, prompts = int(sum(found)), len(found)
-                mass = {layer: round(statistics.mean(values), 3) for layer, values in shares.items()}
-                what = "left out" if leave_out else "kept"
-                common.note(f"{name}, {length:,} tokens, first tokens {what}: {right} of {prompts} right, share {mass}")
-                rows.append(
-                    [
-                        name,
-                        f"{length:,}",
-                        what,
-                        f"{right} of {prompts}",
-                        ", ".join(f"{layer}: {value:.2f}" for layer, value in mass.items()),
-                    ]
-                )
-                results.append(
-                    {
-                        "model": name,
-                        "tokens": length,
-                        "left_out": leave_out,
-                        "right": right,
-                        "prompts": prompts,
-                        "share": mass,
-                    }
-                )
-    text = common.markdown(
-        ["model", "prompt tokens", "first tokens", "right", "their share of memory's attention, by layer"], rows
-    )
+            for first in ("kept", "replaced"):
+                for balance in (None, arguments.balance_tokens):
+                    model.focus.config = dataclasses.replace(
+                        model.focus.config, window_first=first, balance_tokens=balance
+                    )
+                    with first_tokens(model.focus.config.window_tokens) as shares:
+                        found = [sample.scores["right"] for sample in task.samples(subject, point, frozenset())]
+                    right, prompts = int(sum(found)), len(found)
+                    mass = {layer: round(statistics.mean(values), 3) for layer, values in shares.items()}
+                    shown = ", ".join(f"{layer}: {value:.2f}" for layer, value in mass.items())
+                    rows.append([name, f"{length:,}", first, str(balance or "none"), f"{right} of {prompts}", shown])
+                    common.note(" | ".join(rows[-1]))
+                    results.append(
+                        {
+                            "model": name,
+                            "tokens": length,
+                            "window_first": first,
+                            "balance_tokens": balance,
+                            "right": right,
+                            "prompts": prompts,
+                            "share": mass,
+                        }
+                    )
+    head = [
+        "model",
+        "prompt tokens",
+        "window firsts",
+        "balance tokens",
+        "right",
+        "their share of memory's attention, by layer",
+    ]
+    text = common.markdown(head, rows)
     arguments.out.mkdir(parents=True, exist_ok=True)
     common.write_json(arguments.out / "results.json", {**common.about(arguments, model), "results": results})
     (arguments.out / "table.md").write_text(text + "\n", "utf-8")

@@ -6,6 +6,10 @@ The environment is set before torch is imported, since its thread pool reads it 
 from __future__ import annotations
 
 import os
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
 os.environ["GOMP_SPINCOUNT"] = "0"
@@ -15,6 +19,8 @@ import pytest
 import torch
 import transformers
 from hypothesis import settings
+
+from tests import machine
 
 # as many workers as cores under `pytest -n auto`, two threads alone
 torch.set_num_threads(1 if "PYTEST_XDIST_WORKER" in os.environ else 2)
@@ -35,3 +41,38 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def default_model() -> str:
+    """The folder of the default model."""
+    from longfocus.errors import ModelNotFoundError
+    from longfocus.model.load import resolve
+
+    try:
+        return resolve("default")
+    except ModelNotFoundError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
+def default_tokenizer(default_model: str) -> Any:
+    from longfocus.model.load import load_tokenizer
+
+    return load_tokenizer()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
+    """Mounts a new file system of so many KiB."""
+    mounted: list[Path] = []
+
+    def mount(kib: int) -> Path:
+        folder = tmp_path / f"disk {len(mounted)}"
+        machine.mount(folder, kib)
+        mounted.append(folder)
+        return folder
+
+    yield mount
+    for folder in mounted:
+        subprocess.run(["umount", "--lazy", folder], check=True)

@@ -6,10 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import TextStreamer
 
-from longfocus.analysis.attribution import Passage, passages, token_mass
+from longfocus.analysis.attribution import NEUTRAL_QUESTION, Passage, passages, token_mass
 from longfocus.errors import PromptTooLongError
 from longfocus.memory.asked import AskedMemory
 from longfocus.memory.context import MassRecorder
@@ -24,6 +25,7 @@ class Answer:
     text: str
     tokens: int
     sources: list[Passage]
+    """The passages that the question looked at; see `analysis.attribution`."""
     memory_mass: float
     """Share of the answer's attention in the memory layers that went to the memory at all."""
     stopped: str
@@ -65,6 +67,7 @@ class Conversation:
     sampling: Sampling = field(default_factory=Sampling)
     _ids: list[int] = field(default_factory=list)
     _cache: FocusCache | None = None
+    _neutral: np.ndarray | None = None
 
     def ask(self, question: str, *, sources: int = 5, emit: Callable[[str], None] = lambda text: None) -> Answer:
         """Answer a question.
@@ -89,7 +92,7 @@ class Conversation:
             )
         ids = [*self._ids, *prompt]
         device = self.model.focus.device
-        recorder = MassRecorder(self.memory.extent if self.memory is not None else 0)
+        asked, recorder = (MassRecorder(self.memory.extent if self.memory is not None else 0) for _ in range(2))
         pieces: list[str] = []
 
         def receive(text: str) -> None:
@@ -100,9 +103,8 @@ class Conversation:
         restore, seen = cache.snapshot(), cache.seen
         try:
             with torch.no_grad():
-                if len(prompt) > 1:  # all but the last, so that only queries that produce answer tokens are recorded
-                    fed = torch.tensor([prompt[:-1]], device=device)
-                    self.model.forward(fed, cache=cache, use_cache=True, logits_to_keep=1)
+                # all but the last: its query is the first that produces an answer token
+                self._feed(prompt[:-1], cache, asked if sources else None)
                 seen = cache.seen
                 cache.recorder = recorder
                 output = self.model.generate(
@@ -127,21 +129,38 @@ class Conversation:
                 stopped = "end"
             self._ids = output
             self._catch_up(cache, output)
-        mass = token_mass(recorder)
-        found = passages(self.memory, mass, sources) if self.memory is not None and sources else []
-        return Answer("".join(pieces).strip(), len(new), found, float(mass.sum()), stopped)
+        found = []
+        if self.memory is not None and sources:
+            found = passages(self.memory, token_mass(asked), self._neutral_mass(self.memory), sources)
+        return Answer("".join(pieces).strip(), len(new), found, float(token_mass(recorder).sum()), stopped)
+
+    def _neutral_mass(self, memory: AskedMemory) -> np.ndarray:
+        """float64 (extent,): what a question that asks for nothing gives to each token of the memory; asked once."""
+        if self._neutral is None or len(self._neutral) != memory.extent:
+            recorder = MassRecorder(memory.extent)
+            prompt = Conversation(self.model, self.tokenizer, memory)._prompt_ids(NEUTRAL_QUESTION)
+            with torch.no_grad():
+                self._feed(prompt[:-1], self.model.new_cache(memory), recorder)
+            self._neutral = token_mass(recorder)
+        return self._neutral
+
+    def _feed(self, ids: list[int], cache: FocusCache, recorder: MassRecorder | None) -> None:
+        """Feed tokens whose logits are not wanted; the recorder, if there is one, is told the mass that they give."""
+        if not ids:
+            return
+        seen, cache.recorder = cache.seen, recorder
+        fed = torch.tensor([ids], device=self.model.focus.device)
+        try:
+            self.model.forward(fed, cache=cache, use_cache=True, logits_to_keep=1)
+        finally:
+            cache.recorder = None
+        if recorder is not None:
+            recorder.queries = cache.seen - seen
 
     def _catch_up(self, cache: FocusCache, ids: list[int]) -> None:
         """Feed what generate left unfed (its last token), so that the next question follows the whole answer."""
-        missing = ids[cache.seen :]
-        if missing:
-            with torch.no_grad():
-                self.model.forward(
-                    torch.tensor([missing], device=self.model.focus.device),
-                    cache=cache,
-                    use_cache=True,
-                    logits_to_keep=1,
-                )
+        with torch.no_grad():
+            self._feed(ids[cache.seen :], cache, None)
 
     def _end_ids(self) -> set[int]:
         config: Any = self.model

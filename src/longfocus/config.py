@@ -15,7 +15,8 @@ from longfocus.errors import ConfigError, did_you_mean
 
 Positions = Literal["first", "none", "absolute"]
 Retrieval = Literal["dense", "exact", "approximate"]
-Overflow = Literal["slide", "all"]
+Overflow = Literal["slide", "anchor", "all"]
+WindowFirst = Literal["kept", "replaced"]
 WEIGHT_DTYPES = ("float32", "float16", "bfloat16")
 """What weights may be loaded in."""
 MEMORY_DTYPES = (*WEIGHT_DTYPES, "int8")
@@ -73,8 +74,19 @@ class FocusConfig:
     """While windows are being read into memory, consult at most this many of the nearest memory tokens.
     None: all of them (the method as published). Answering always consults all."""
 
-    overflow: Overflow = "slide"
+    window_first: WindowFirst = "kept"
+    """The first token of a window draws attention whatever it says (an attention sink), and a memory holds one for each window.
+    `kept`: as the method is published. `replaced`: its place in memory holds the key and value of the token after it."""
+
+    balance_tokens: int | None = None
+    """With n tokens of memory in sight, each key of the local window counts 1 + n / balance_tokens times in memory layers, so that
+    what many irrelevant keys draw does not grow with their number. None: once (the method as published)."""
+
+    overflow: Overflow = "anchor"
     """When the window is full. `slide`: its older part moves to memory, the recent `last_window` stays local.
+    `anchor`: the same, but the window's very first token stays among them: attention leans on it whatever it says, and a
+    window that lost it predicts far worse (attention sinks, arXiv 2309.17453; `benchmarks/overflow.py`).
+    With an overlap or absolute positions it is the same as `slide`.
     `all`: everything local moves at once and `last_window` also splits prompts that would fit, as in the
     authors' code; for released LongLLaMA checkpoints."""
 
@@ -93,9 +105,11 @@ class FocusConfig:
         self._whole("k", minimum=1)
         self._whole("rerank", minimum=1)
         self._whole("read_span", minimum=0, optional=True)
+        self._whole("balance_tokens", minimum=1, optional=True)
         self._choice("memory_positions", get_args(Positions))
         self._choice("retrieval", get_args(Retrieval))
         self._choice("overflow", get_args(Overflow))
+        self._choice("window_first", get_args(WindowFirst))
         if self.memory_dtype is not None:
             self._choice("memory_dtype", MEMORY_DTYPES)
         if self.window is not None:
@@ -148,6 +162,11 @@ class FocusConfig:
             )
         self._check_against_window(window)
         return dataclasses.replace(self, memory_layers=layers, window=window)
+
+    @property
+    def anchored(self) -> bool:
+        """Whether a window that overflows keeps its first token."""
+        return self.overflow == "anchor" and self.overlap == 0 and self.memory_positions != "absolute"
 
     @property
     def layers(self) -> tuple[int, ...]:

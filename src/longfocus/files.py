@@ -1,9 +1,12 @@
-"""Files that are never seen, or left by a kill, half-written."""
+"""Files that are never seen, or left by a kill, half-written; and what holds them open, closed in time."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Protocol
 
 
 def write_whole(path: Path, data: str | bytes, *, errors: str = "strict") -> None:
@@ -40,3 +43,19 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+class Closeable(Protocol):
+    """What holds files open."""
+
+    def close(self) -> None: ...
+
+
+@contextmanager
+def closed_on_error(opened: Closeable) -> Iterator[None]:
+    """Close what was opened if what is done inside fails or is interrupted."""
+    try:
+        yield
+    except BaseException:
+        opened.close()
+        raise

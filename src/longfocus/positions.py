@@ -74,11 +74,11 @@ class RotaryTable:
         return rotate(key, self._cos[:1].to(key.device), self._sin[:1].to(key.device))
 
     def shift_back(self, key: Tensor, by: Tensor) -> Tensor:
-        """Re-encode rotated keys (B, H, N, D) for positions that became smaller by `by` (B,) tokens.
+        """Re-encode rotated keys (B, H, N, D) for positions that became smaller by `by` (B, N) or (B, 1) tokens.
 
         Done in float32 at least, so that keys which are shifted several times stay accurate.
         """
-        cos, sin = self.at(by.unsqueeze(1))
+        cos, sin = self.at(by)
         wide = torch.promote_types(key.dtype, torch.float32)
         amplitude = self.amplitude
         return rotate(key.to(wide), cos / amplitude, -sin / amplitude).to(key.dtype)

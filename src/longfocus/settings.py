@@ -126,7 +126,7 @@ def load_yaml(text: str) -> Any:
         raise yaml.YAMLError("it is nested too deeply") from None
 
 
-def apply_change(raw: dict[str, Any], change: str) -> None:
+def apply_change(raw: dict[str, Any], change: str, option: str = "--set") -> None:
     """Set `a.b.0.c=value` in plain data; the value is YAML.
 
     Raises:
@@ -135,7 +135,7 @@ def apply_change(raw: dict[str, Any], change: str) -> None:
     key, equals, text = change.partition("=")
     *path, last = key.split(".")
     if not equals or "" in (*path, last):
-        raise ConfigError(f"--set {change!r} given, expected key=value, for instance run.steps=20.")
+        raise ConfigError(f"{option} {change!r} given, expected key=value.")
     at: Any = raw
     for name in path:
         if isinstance(at, list):
@@ -145,11 +145,11 @@ def apply_change(raw: dict[str, Any], change: str) -> None:
                 at[name] = {}
             at = at[name]
         if not isinstance(at, (dict, list)):
-            raise ConfigError(f"--set {change!r}: {name} is not a section, its value is {at!r}.")
+            raise ConfigError(f"{option} {change!r}: {name} is not a section, its value is {at!r}.")
     try:
         value = load_yaml(text)
     except yaml.YAMLError as error:
-        raise ConfigError(f"--set {change!r}: the value is not YAML: {' '.join(str(error).split())}") from error
+        raise ConfigError(f"{option} {change!r}: the value is not YAML: {' '.join(str(error).split())}") from error
     if isinstance(at, list):
         at[_index(at, last, change)] = value
     else:

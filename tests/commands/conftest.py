@@ -69,17 +69,6 @@ def longfocus(*arguments: Any, **options: Any) -> processes.Ended:
     return processes.run("tests.commands.children:longfocus", *map(str, arguments), **options)
 
 
-@pytest.fixture(scope="session")
-def default_model() -> str:
-    from longfocus.errors import ModelNotFoundError
-    from longfocus.model.load import resolve
-
-    try:
-        return resolve("default")
-    except ModelNotFoundError as error:
-        pytest.skip(str(error))
-
-
 @pytest.fixture
 def contents() -> Callable[[Path], dict[str, bytes]]:
     """All files below a folder, with what is in them."""

@@ -28,6 +28,7 @@ from longfocus.commands import COMMANDS
 from tests import processes
 from tests.commands.conftest import WINDOW, longfocus
 from tests.data.pdf import pdf
+from tests.machine import grow
 from tests.memory.saved import assert_begins, assert_same, held
 
 LINES = re.compile(r"\[(\d+)\] (.+):(\d+)  (\d+\.\d\d)%")
@@ -78,7 +79,7 @@ def test_remember_info_ask_add_ask_and_chat_with_the_default_model(
     done = longfocus("ask", folder, "What is on the third line?", "--max-new-tokens", 12)
     assert done.code == 0
     assert "has not been trained" not in done.err
-    answer, _, sources = done.out.partition("\nSources, by attention mass:\n")
+    answer, _, sources = done.out.partition("\nSources, by the question's attention:\n")
     assert answer.strip()
     assert [match[0] for match in LINES.findall(sources)] == ["1"]
     assert LINES.findall(sources)[0][1:3] == (str(note), "1")
@@ -109,7 +110,7 @@ def test_remember_info_ask_add_ask_and_chat_with_the_default_model(
         stdin=b"Hello!\n\nAnd what else?\n/sources\n/quit\nnever\n",
     )
     assert done.code == 0
-    assert done.out.count("Sources, by attention mass:") == 3
+    assert done.out.count("Sources, by the question's attention:") == 3
     assert "2 documents, " in done.err
 
 
@@ -362,7 +363,7 @@ def test_the_number_of_sources_is_as_asked(saved: Path, prose: Path, tiny_model:
         done = longfocus("ask", saved, "Why?", "--sources", count, "--max-new-tokens", 2)
         assert done.code == 0
         assert len(LINES.findall(done.out)) == count
-        assert ("Sources, by attention mass:" in done.out) == (count > 0)
+        assert ("Sources, by the question's attention:" in done.out) == (count > 0)
 
 
 def test_memories_and_texts_can_be_asked_together(saved: Path, prose: Path, tmp_path: Path, tiny_model: Path) -> None:
@@ -397,10 +398,10 @@ def test_a_chat_has_commands_and_survives_wrong_ones(saved: Path) -> None:
     assert done.code == 0, done.err
     assert "/nonsense is not a command; there are /sources, /new and /quit." in done.err
     assert "more than the local window" in done.err
-    assert done.out.count("Sources, by attention mass:") == 1
+    assert done.out.count("Sources, by the question's attention:") == 1
     answers = [
         line
-        for line in done.out.replace("\nSources, by attention mass:", "").split("\n")
+        for line in done.out.replace("\nSources, by the question's attention:", "").split("\n")
         if line and line[0] not in "[ "
     ]
     assert "Traceback" not in done.err
@@ -758,26 +759,19 @@ def test_a_place_that_is_taken(tmp_path: Path, note: Path, prose: Path, tiny_mod
     assert [path.name for path in folder.iterdir()] == ["letter.txt"]
 
 
-def test_a_full_disk(tmp_path: Path, note: Path, prose: Path, tiny_model: Path) -> None:
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=160k", "tmpfs", disk], capture_output=True, text=True)
-    if mounted.returncode:
-        pytest.skip(f"a small file system cannot be mounted here: {mounted.stderr.strip()}")
-    try:
-        folder = disk / "m"
-        message = refuses("remember", note, prose, "--into", folder, "--model", tiny_model)
-        assert "The disk is full" in message
-        done = longfocus("ask", folder, "Why?", "--json", "--max-new-tokens", 2)
-        assert done.code == 0, done.err
-        assert only_line(done.out)["memory"]["tokens"] > 0
-        subprocess.run(["mount", "-o", "remount,size=8192k", disk], check=True)
-        assert longfocus("remember", note, prose, "--into", folder, "--model", tiny_model).code == 0
-        with Memory.open(folder) as memory:
-            assert [document.complete for document in memory.documents] == [True, True]
-            assert memory.text_of(memory.documents[1]) == prose.read_text()
-    finally:
-        subprocess.run(["umount", "--lazy", disk], check=True)
+def test_a_full_disk(small_disk: Callable[[int], Path], note: Path, prose: Path, tiny_model: Path) -> None:
+    disk = small_disk(160)
+    folder = disk / "m"
+    message = refuses("remember", note, prose, "--into", folder, "--model", tiny_model)
+    assert "The disk is full" in message
+    done = longfocus("ask", folder, "Why?", "--json", "--max-new-tokens", 2)
+    assert done.code == 0, done.err
+    assert only_line(done.out)["memory"]["tokens"] > 0
+    grow(disk, 8192)
+    assert longfocus("remember", note, prose, "--into", folder, "--model", tiny_model).code == 0
+    with Memory.open(folder) as memory:
+        assert [document.complete for document in memory.documents] == [True, True]
+        assert memory.text_of(memory.documents[1]) == prose.read_text()
 
 
 # -- help and names ----------------------------------------------------------------------------------------

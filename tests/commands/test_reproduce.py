@@ -25,6 +25,7 @@ def test_the_list_names_every_experiment_with_its_claims() -> None:
     said = _invoke("--list")
     assert [line.split(":")[0] for line in said.splitlines() if not line.startswith(" ")] == list(EXPERIMENTS)
     assert "dictionary: Dictionary lookup (appendix F, figure 10)\n    at least 92%" in said
+    assert "keys: Keys that a query takes from memory (not in the paper)\n    k = 32 is like" in said
 
 
 def test_help_has_the_scales_and_examples() -> None:
@@ -35,7 +36,10 @@ def test_help_has_the_scales_and_examples() -> None:
 
 def test_check_prints_the_shapes_of_the_paper() -> None:
     found = json.loads(_invoke("dictionary", "--scale", "paper", "--check"))
-    assert [(line["line"], line["steps"], line["seeds"]) for line in found] == [("fot", 5000, 10), ("plain", 5000, 10)]
+    assert [(model["model"], model["steps"], model["seeds"]) for model in found] == [
+        ("fot", 5000, 10),
+        ("plain", 5000, 10),
+    ]
 
 
 @pytest.mark.parametrize(

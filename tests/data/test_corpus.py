@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from longfocus.data.corpus import Corpus
 from longfocus.data.source_spec import SourceSpec, list_files
 from longfocus.errors import ConfigError, InputError
-from tests.data.conftest import DATA
+from tests.machine import data_folder
 
 TEXTS = ["One.\n", "Zwei: größer — 二.\r\n", "  three\n\n"]
 
@@ -304,10 +304,10 @@ def test_a_big_file_is_never_held(tmp_path: Path) -> None:
 
 @pytest.mark.data
 def test_the_real_texts() -> None:
-    if not DATA.is_dir():
-        pytest.skip(f"the texts in {DATA} are not here")
-    for name in ("books", "code", "isabelle", "arxiv"):
-        path = DATA / name / "test.jsonl.gz"
+    names = ("books", "code", "isabelle", "arxiv")
+    folder = data_folder(*names)
+    for name in names:
+        path = folder / name / "test.jsonl.gz"
         with gzip.open(path, "rt", encoding="utf-8") as records:
             expected = [(record["id"], record["text"]) for record in map(json.loads, records)]
         assert read(SourceSpec(name, "jsonl", (str(path),))) == expected

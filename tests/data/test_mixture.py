@@ -148,11 +148,6 @@ def test_a_streamed_source_is_shared_in_order(tmp_path: Path, count: int, world:
         assert [len(drawn.tokens) for drawn in found] == [n + 1 for n in expected]
 
 
-@pytest.fixture(scope="module")
-def stream_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("streamed") / "s.jsonl"
-
-
 @settings(max_examples=50)
 @given(
     lengths=st.lists(LENGTHS, min_size=2, max_size=2),

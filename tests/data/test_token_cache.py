@@ -25,7 +25,7 @@ from longfocus.data import token_cache
 from longfocus.data.source_spec import SourceSpec
 from longfocus.data.token_cache import Progress, TokenizedSource, tokenize_source
 from longfocus.errors import InputError
-from tests.data.conftest import DATA
+from tests.machine import data_folder
 from tests.processes import start
 from tests.small_tokenizers import SAMPLES, talking, tokenizer
 
@@ -246,9 +246,7 @@ def test_an_empty_source(tmp_path: Path) -> None:
 
 @pytest.mark.data
 def test_real_texts_are_tokenised_as_the_tokenizer_does(tmp_path: Path) -> None:
-    path = DATA / "arxiv" / "test.jsonl.gz"
-    if not path.is_file():
-        pytest.skip(f"the texts in {DATA} are not here")
+    path = data_folder("arxiv") / "arxiv/test.jsonl.gz"
     with gzip.open(path, "rb") as lines:
         first = list(islice(lines, 3))
     (tmp_path / "arxiv.jsonl.gz").write_bytes(gzip.compress(b"".join(first)))

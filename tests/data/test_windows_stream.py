@@ -41,11 +41,6 @@ SHAPES = st.fixed_dictionaries({"places": st.integers(1, 4), "window": st.intege
 LENGTHS = st.lists(st.integers(1, 50), min_size=1, max_size=6).map(lambda lengths: [*lengths, 17])
 
 
-@pytest.fixture(scope="module")
-def stream_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("streamed") / "s.jsonl"
-
-
 def stream_of(lengths: list[int], shape: dict[str, int], *more: Any, **options: Any) -> WindowStream:
     sources = [Marked(0, lengths), Endless(1, lengths[::-1]), *more]
     settings: dict[str, Any] = {

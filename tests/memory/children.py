@@ -11,7 +11,8 @@ import torch
 from longfocus import Memory, Reader, find_sources, load, load_tokenizer
 from longfocus.memory import approximate
 from longfocus.memory import memory as memory_module
-from longfocus.memory.ondisk import DiskBackend, is_memory
+from longfocus.memory.folder import is_memory
+from longfocus.memory.ondisk import DiskBackend
 from longfocus.model import reading_pass
 from longfocus.model.reading import not_remembered
 from longfocus.model.updating import compare, settle

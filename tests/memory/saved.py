@@ -110,3 +110,25 @@ def assert_begins(actual: Held, expected: Held, *, window: int = WINDOW) -> None
         assert mine == whole[:known], "the text reaches to the next window's first token"
     unfinished = [not document["complete"] for document in actual.documents]
     assert not any(unfinished[:-1]), "only the last document may be unfinished"
+
+
+def question(count: int = 11) -> torch.Tensor:
+    """Ids (1, count)."""
+    return torch.arange(5, 5 + count).unsqueeze(0)
+
+
+def where(place: str, path: Path, model: Any, words: Any) -> Memory:
+    """A new memory in RAM or on disk."""
+    return Memory(model, words) if place == "ram" else Memory.create(path, model, words)
+
+
+class Stopper:
+    """Raises KeyboardInterrupt at the n-th time it is asked."""
+
+    def __init__(self, at: int) -> None:
+        self.left = at
+
+    def __call__(self, *_: Any, **__: Any) -> None:
+        self.left -= 1
+        if self.left < 0:
+            raise KeyboardInterrupt

@@ -39,17 +39,20 @@ from longfocus.memory.contract import CHUNK_TOKENS
 from longfocus.memory.documents import TOKEN_DTYPE, Document, matching, ranges_of
 from longfocus.model.updating import compare, settle, vanished
 from tests import processes
+from tests.machine import grow
 from tests.memory.saved import (
     WINDOW,
     Held,
+    Stopper,
     assert_same,
     focused,
     held,
     in_ram,
+    question,
     read,
     source_of,
+    where,
 )
-from tests.memory.test_saved_memory import Stopper, grow, question, small_disk, where  # noqa: F401  (a fixture)
 from tests.models import logits
 
 KILLS = 10
@@ -596,7 +599,7 @@ def test_killed_at_any_moment_of_an_update_a_removal_or_a_compaction(
 
 
 def test_a_full_disk_stops_a_compaction_or_a_removal_and_the_memory_is_as_before(
-    small_disk: Callable[[int], Path],  # noqa: F811
+    small_disk: Callable[[int], Path],
     files: list[Path],
     tmp_path: Path,
     model: Any,

@@ -15,7 +15,6 @@ import os
 import random
 import re
 import shutil
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -33,35 +32,33 @@ from longfocus.errors import (
     MemoryMismatchError,
     MemoryStoreError,
     MemoryWriteError,
-    ModelNotFoundError,
 )
 from longfocus.memory.documents import TOKEN_DTYPE
 from longfocus.model import reading_pass
-from longfocus.model.load import resolve
 from longfocus.model.reading import Progress, not_remembered
 from tests import processes
 from tests.data.pdf import pdf
+from tests.machine import grow
 from tests.memory.saved import (
     WINDOW,
     Held,
+    Stopper,
     assert_begins,
     assert_same,
     focused,
     held,
     in_ram,
+    question,
     read,
     source_of,
     tokenizer_of_these_tests,
+    where,
 )
 from tests.models import MEMORY_LAYERS, MODELS, logits, tiny
 from tests.small_tokenizers import talking, tokenizer
 
 DTYPES = ["float32", "float16", "bfloat16", "int8"]
 KILLS = 16
-
-
-def question(count: int = 11) -> torch.Tensor:
-    return torch.arange(5, 5 + count).unsqueeze(0)
 
 
 def flip(path: Path, at: int, bit: int = 0) -> None:
@@ -209,11 +206,7 @@ def test_the_options_and_source_of_the_model_are_kept(tmp_path: Path, words: Any
 
 
 @pytest.mark.model
-def test_remembering_takes_300_mb_at_most_beside_the_model_and_the_memory(tmp_path: Path) -> None:
-    try:
-        resolve("default")
-    except ModelNotFoundError as error:
-        pytest.skip(str(error))
+def test_remembering_takes_300_mb_at_most_beside_the_model_and_the_memory(tmp_path: Path, default_model: str) -> None:
     path = tmp_path / "text.txt"
     path.write_text(
         "".join(f"{number}. It was late; she said that it was neither here nor there.\n" for number in range(90))
@@ -693,10 +686,6 @@ def test_a_reader_that_was_open_before_a_clear_still_reads(
 # -- extend, merge, clear, save ----------------------------------------------------------------------------
 
 
-def where(place: str, path: Path, model: Any, words: Any) -> Memory:
-    return Memory(model, words) if place == "ram" else Memory.create(path, model, words)
-
-
 @pytest.mark.parametrize("target", ["ram", "disk"])
 @pytest.mark.parametrize("source", ["ram", "disk"])
 def test_extending_gives_what_reading_both_gives(
@@ -887,30 +876,6 @@ def test_a_closed_memory_refuses_writing_and_may_be_closed_again(tmp_path: Path,
 # -- full disks --------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
-    """Mounts a new file system of so many KiB."""
-    mounted: list[Path] = []
-
-    def mount(kib: int) -> Path:
-        folder = tmp_path / f"disk {len(mounted)}"
-        folder.mkdir()
-        command = ["mount", "-t", "tmpfs", "-o", f"size={kib}k", "tmpfs", folder]
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode:
-            pytest.skip(f"a small file system cannot be mounted here: {done.stderr.strip()}")
-        mounted.append(folder)
-        return folder
-
-    yield mount
-    for folder in mounted:
-        subprocess.run(["umount", "--lazy", folder], check=True)
-
-
-def grow(disk: Path, kib: int) -> None:
-    subprocess.run(["mount", "-o", f"remount,size={kib}k", disk], check=True)
-
-
 def test_a_full_disk_stops_with_an_error_and_keeps_what_was_committed(
     small_disk: Callable[[int], Path], texts: list[Path], model: Any, words: Any
 ) -> None:
@@ -989,18 +954,6 @@ def test_a_folder_that_may_not_be_written_is_refused(tmp_path: Path, model: Any,
 
 
 # -- interruptions -----------------------------------------------------------------------------------------
-
-
-class Stopper:
-    """Raises KeyboardInterrupt at the n-th time it is asked."""
-
-    def __init__(self, at: int) -> None:
-        self.left = at
-
-    def __call__(self, *_: Any, **__: Any) -> None:
-        self.left -= 1
-        if self.left < 0:
-            raise KeyboardInterrupt
 
 
 @pytest.mark.parametrize("place", ["ram", "disk"])

@@ -30,7 +30,7 @@ from longfocus.memory.context import MemoryContext, Part
 from longfocus.memory.contract import CHUNK_TOKENS
 from longfocus.memory.dense import Scratch
 from longfocus.memory.documents import TOKEN_DTYPE
-from longfocus.memory.ondisk import _manifest_crc
+from longfocus.memory.manifest import checksum
 from longfocus.memory.ram import RamStore
 from longfocus.memory.storage import STORAGE_DTYPES, storage_dtype
 from tests.memory.saved import WINDOW, assert_same, focused, held, in_ram, read, tokenizer_of_these_tests
@@ -428,7 +428,7 @@ def test_a_saved_memory_of_a_dtype_that_is_not_known_says_so(texts: list[Path], 
     path = tmp_path / "memory/memory.json"
     manifest = json.loads(path.read_text())
     manifest["geometry"]["dtype"] = "int3"
-    manifest["crc"] = _manifest_crc(manifest)
+    manifest["crc"] = checksum(manifest)
     path.write_text(json.dumps(manifest))
     with pytest.raises(MemoryFormatError, match=re.escape("the storage dtype 'int3' is not one of float32")):
         Memory.open(tmp_path / "memory")

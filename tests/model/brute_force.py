@@ -16,6 +16,7 @@ Quadratic, slow, and with key heads repeated: the definition, not an implementat
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -37,22 +38,39 @@ class Window(NamedTuple):
     """Tokens in memory, in the order of the text; with overlap, some of them are local too."""
     reading: bool
     """The window is stored afterwards."""
+    first: dict[int, int]
+    """Tokens in memory that had nothing in the window before them -> the next, if it was there when they went to memory."""
 
 
-def walk(steps: Iterable[tuple[int, int, bool]]) -> list[Window]:
-    """Follow (new tokens, oldest local tokens that leave first, store everything afterwards)."""
+def walk(steps: Iterable[tuple[int, int, bool]], anchor: bool = False) -> list[Window]:
+    """Follow (new tokens, oldest local tokens that leave first, store everything afterwards).
+
+    With `anchor` a token that had nothing in the window before it stays when at least one other does.
+    """
     windows: list[Window] = []
     local: list[int] = []
     memory: set[int] = set()
+    begins: set[int] = set()
+    first: dict[int, int] = {}
     fed = 0
+
+    def move(tokens: list[int]) -> None:
+        for token in set(tokens) - memory:
+            if token in begins and token != local[-1]:
+                first[token] = local[local.index(token) + 1]
+        memory.update(tokens)
+
     for count, leaving, store in steps:
-        memory.update(local[:leaving])
+        stays = 1 if anchor and 0 < leaving < len(local) - 1 and local[0] in begins else 0
+        move(local[stays : leaving + stays])
         new = list(range(fed, fed + count))
-        local = local[leaving:] + new
-        windows.append(Window(new, list(local), sorted(memory), store))
-        if store:
-            memory.update(local)
+        local = local[:stays] + local[leaving + stays :] + new
+        if local == new:
+            begins.add(fed)
+        windows.append(Window(new, list(local), sorted(memory), store, dict(first)))
         fed += count
+        if store:
+            move(local)
     return windows
 
 
@@ -70,7 +88,8 @@ def read(sizes: Sequence[int], overlap: int = 0) -> list[Window]:
 def decode(prompt: Sequence[int], new: int, window: int, keep: int, overlap: int = 0) -> list[Window]:
     """Read a prompt in windows of these sizes, then feed `new` tokens one by one.
 
-    When the window is full its older part slides into memory and the recent `keep` tokens stay.
+    When the window is full its older part slides into memory and the recent `keep` tokens stay; without overlap, its first
+    token is one of them.
     """
     steps = []
     local = 0
@@ -82,7 +101,7 @@ def decode(prompt: Sequence[int], new: int, window: int, keep: int, overlap: int
         leaving = local - keep if local == window else 0
         steps.append((1, leaving, False))
         local += 1 - leaving
-    return walk(steps)
+    return walk(steps, anchor=overlap == 0)
 
 
 def focused_logits(
@@ -95,6 +114,8 @@ def focused_logits(
     k: int | None = None,
     span: int | None = None,
     memory_dtype: torch.dtype | None = None,
+    replaced: bool = False,
+    balance: int | None = None,
 ) -> Tensor:
     """Logits (N, vocabulary) of every token of one text.
 
@@ -105,12 +126,14 @@ def focused_logits(
         k: each query of each head takes only its k largest scores in memory. None: all.
         span: windows that are stored see only the last `span` tokens of memory. None: all.
         memory_dtype: what keys and values are rounded to when they move to memory. None: not at all.
+        replaced: `Window.first` have the keys and values of the next token in memory.
+        balance: beside n tokens of memory, each local key counts 1 + n / balance times. None: once.
 
     Gradients flow to local keys and values; what is in memory is a constant.
     """
     ids = torch.as_tensor(ids)
     assert ids.ndim == 1 and sum(len(window.new) for window in windows) == len(ids)
-    attention = _Attention(model, windows, tuple(memory_layers), positions, k, span, memory_dtype)
+    attention = _Attention(model, windows, tuple(memory_layers), positions, k, span, memory_dtype, replaced, balance)
     AttentionInterface.register(NAME, attention)
     AttentionMaskInterface.register(NAME, sdpa_mask)
     before = model.config._attn_implementation
@@ -139,7 +162,10 @@ class _Attention:
         k: int | None,
         span: int | None,
         memory_dtype: torch.dtype | None,
+        replaced: bool,
+        balance: int | None,
     ) -> None:
+        self.replaced, self.balance = replaced, balance
         self.windows, self.memory_layers = windows, memory_layers
         self.positions, self.k, self.span = positions, k, span
         base = getattr(model, model.base_model_prefix)
@@ -187,12 +213,15 @@ class _Attention:
             hidden = torch.tensor([[not 0 <= place[i] - place[j] < reach for j in seen] for i in window.new])
             scores, values = score(near_query, near_key).masked_fill(hidden, -torch.inf), v[:, seen]
             if memory:
-                far_query, far_key, far_value = near_query, k[:, memory].detach(), v[:, memory].detach()
+                held = [window.first.get(token, token) for token in memory] if self.replaced else memory
+                far_query, far_key, far_value = near_query, k[:, held].detach(), v[:, held].detach()
                 if self.positions == "first":
                     far_key = self.rotate(far_key, [0] * len(memory), layer)
                 elif self.positions == "absolute":
                     far_query = self.rotate(q[:, window.new], window.new, layer)
-                    far_key = self.rotate(far_key, memory, layer)
+                    far_key = self.rotate(far_key, held, layer)
+                if self.balance is not None:
+                    scores = scores + math.log(1 + len(memory) / self.balance)
                 far_key, far_value = (x.to(self.memory_dtype).to(self.dtype) for x in (far_key, far_value))
                 far_scores = score(far_query, far_key)
                 if self.k is not None and self.k < len(memory):

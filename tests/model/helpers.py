@@ -41,18 +41,23 @@ def focused(name: str, *, dtype: torch.dtype = torch.float64, **options: Any) ->
     )
 
 
-def planned(model: Any, *feeds: int, last_window: int | None = None) -> list[Window]:
-    """Windows of a text that is fed in pieces of these numbers of tokens.
-
-    The cutting itself is checked in test_windows.py; here it only tells brute force where the windows are.
-    """
+def steps_of(model: Any, *feeds: int, last_window: int | None = None) -> list[tuple[int, int, bool]]:
+    """Steps of a text that is fed in pieces of these numbers of tokens, as `walk` takes them."""
     steps: list[tuple[int, int, bool]] = []
     local = 0
     for count in feeds:
         for step in plan_steps(count, local, model.focus.config, last_window):
             steps.append(tuple(step))
             local += step.tokens - step.drop
-    return walk(steps)
+    return steps
+
+
+def planned(model: Any, *feeds: int, last_window: int | None = None) -> list[Window]:
+    """Windows of a text that is fed in pieces of these numbers of tokens.
+
+    The cutting itself is checked in test_windows.py; here it only tells brute force where the windows are.
+    """
+    return walk(steps_of(model, *feeds, last_window=last_window), anchor=model.focus.config.anchored)
 
 
 def by_force(name: str, ids: Tensor, windows: list[Window], **options: Any) -> Tensor:

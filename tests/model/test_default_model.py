@@ -17,7 +17,7 @@ import longfocus
 from longfocus.config import FocusConfig
 from longfocus.errors import ConfigError, ModelNotFoundError
 from longfocus.model import default_model
-from longfocus.model.default_model import FINE_TUNE, FOCUS
+from longfocus.model.default_model import FINE_TUNE, FINE_TUNE_FOCUS, FOCUS
 from longfocus.model.weights import load_weights, save_weights
 from tests.models import tiny
 
@@ -36,11 +36,8 @@ def test_the_shipped_weights_are_small_and_say_what_they_are() -> None:
 
 
 @pytest.fixture(scope="module")
-def models() -> tuple[Any, Any, Any]:
-    try:
-        return longfocus.load("default"), longfocus.load("default-base"), longfocus.load_tokenizer()
-    except ModelNotFoundError as error:
-        pytest.skip(str(error))
+def models(default_model: str, default_tokenizer: Any) -> tuple[Any, Any, Any]:
+    return longfocus.load("default"), longfocus.load("default-base"), default_tokenizer
 
 
 @pytest.mark.model
@@ -52,7 +49,7 @@ def test_only_the_memory_layers_attention_differs_from_the_base(models: tuple[An
         if not torch.equal(weight, other)
     }
     assert moved == {f"model.layers.{layer}.self_attn.{part}_proj.weight" for layer in FOCUS.layers for part in "qkvo"}
-    assert tuned.focus.config == base.focus.config
+    assert base.focus.config == FOCUS.resolve(30, None) and tuned.focus.config == FINE_TUNE_FOCUS.resolve(30, None)
     assert tuned.focus.fingerprint != base.focus.fingerprint
 
 

@@ -20,8 +20,19 @@ from longfocus.model.attach import attach
 from longfocus.model.attention_function import NAME, register
 from longfocus.model.cache import FocusCache
 from longfocus.model.families import FAMILIES as TABLE
-from tests.model.brute_force import decode, read
-from tests.model.helpers import FLOAT32, REENCODED, WINDOW, WINDOWS, by_force, feed, focused, planned, unless_refused
+from tests.model.brute_force import decode, read, walk
+from tests.model.helpers import (
+    FLOAT32,
+    REENCODED,
+    WINDOW,
+    WINDOWS,
+    by_force,
+    feed,
+    focused,
+    planned,
+    steps_of,
+    unless_refused,
+)
 from tests.models import FAMILIES, MODELS, PAD, assert_close, logits, tiny, tokens
 
 EVERY = pytest.mark.parametrize("name", MODELS)
@@ -131,6 +142,52 @@ def test_any_last_window_and_overlap_equals_brute_force(last_window: int | None,
     assert_close(logits(model, ids)[0], expected, REENCODED if overlap else WINDOWS, "logits")
 
 
+BALANCED: dict[str, dict[str, Any]] = {
+    "replaced": {"window_first": "replaced"},
+    "balanced": {"balance_tokens": 10},
+    "both": {"window_first": "replaced", "balance_tokens": 10},
+}
+
+
+def _forced(options: dict[str, Any]) -> dict[str, Any]:
+    return {"replaced": options.get("window_first") == "replaced", "balance": options.get("balance_tokens")}
+
+
+@pytest.mark.parametrize("options", BALANCED.values(), ids=BALANCED)
+@pytest.mark.parametrize("more", [{}, {"overlap": 5}, {"retrieval": "exact", "k": 7}, {"read_span": 30}], ids=str)
+def test_window_firsts_and_balance_equal_brute_force(options: dict[str, Any], more: dict[str, Any]) -> None:
+    """Of a text that is read in windows, then goes on token by token and slides; and they change the result."""
+    ids = tokens(2, 100)
+    model = focused("llama_9_heads", **options, **more)
+    windows = planned(model, 90, *[1] * 10)
+    asked = {"k": more.get("k"), "span": more.get("read_span")}
+    expected = by_force("llama_9_heads", ids[1], windows, **asked, **_forced(options))
+    found = feed(model, ids, 90, *[1] * 10)[1]
+    assert_close(found, expected, REENCODED, "logits")
+    assert (found - by_force("llama_9_heads", ids[1], windows, **asked)).abs().mean() > 0.01
+
+
+@pytest.mark.parametrize("name", ["gemma2", "gpt_neox"])
+@pytest.mark.parametrize("positions", ["first", "none", "absolute"])
+def test_window_firsts_and_balance_in_other_families(name: str, positions: str) -> None:
+    ids = tokens(1, 75)
+    model = focused(name, memory_positions=positions, **BALANCED["both"])
+    expected = by_force(name, ids[0], planned(model, 75), positions=positions, **_forced(BALANCED["both"]))
+    assert_close(logits(model, ids)[0], expected, WINDOWS, "logits")
+
+
+def test_a_window_of_one_token_is_not_replaced() -> None:
+    """Nothing was beside it when it went to memory."""
+    ids = tokens(1, 20)
+    model = focused("llama_9_heads", **BALANCED["replaced"])
+    cache = model.new_cache()
+    with torch.no_grad():
+        model.read_window(ids[:, :1], cache)
+        found = model(ids[:, 1:], cache=cache, use_cache=True).logits[0]
+    expected = by_force("llama_9_heads", ids[0], walk([(1, 0, True), (19, 0, False)]), replaced=True)
+    assert_close(found, expected[1:], WINDOWS, "logits")
+
+
 def test_last_window_of_a_cache_overrides_the_models() -> None:
     ids = tokens(1, 60)
     model = focused("llama_9_heads", last_window=20)
@@ -235,6 +292,31 @@ def test_sliding_after_a_long_prompt_equals_brute_force(positions: str, overlap:
 
 
 @SOME
+def test_sliding_without_an_anchor_equals_brute_force(name: str) -> None:
+    ids = tokens(1, 80)
+    model = focused(name, overflow="slide")
+    found = feed(model, ids, 22, *[1] * 58)[0]
+    assert_close(found, by_force(name, ids[0], planned(model, 22, *[1] * 58)), REENCODED, "logits")
+
+
+@SOME
+@pytest.mark.parametrize("last_window", [None, 2, 1])
+def test_an_anchored_window_equals_brute_force(name: str, last_window: int | None) -> None:
+    """Its first token stays through five overflows, and goes when all of the window does."""
+    ids = tokens(1, 124)
+    model = focused(name, last_window=last_window, window_first="replaced")
+    assert model.focus.config.anchored, "unless told otherwise"
+    cache = model.new_cache()
+    feeds = (22, *[1] * 53, 30, *[1] * 19)
+    found = feed(model, ids, *feeds, cache=cache)[0]
+    windows = planned(model, *feeds)
+    assert_close(found, by_force(name, ids[0], windows, replaced=True), REENCODED, "logits")
+    slid = by_force(name, ids[0], walk(steps_of(model, *feeds)), replaced=True)
+    assert ((found - slid).abs().max() > 1e-3) == (last_window != 1), "it matters, unless nothing else would stay"
+    assert cache.own_tokens + int(cache.local_tokens[0]) == 124
+
+
+@SOME
 @pytest.mark.parametrize("retrieval", ["dense", "exact"])
 def test_a_conversation_of_uneven_turns_equals_brute_force(name: str, retrieval: str) -> None:
     ids = tokens(1, 150)
@@ -265,6 +347,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "top-k": {"window": 40, "retrieval": "exact", "k": 8},
     "absolute": {"window": 40, "memory_positions": "absolute"},
     "read_span": {"window": 40, "read_span": 50},
+    "balanced": {"window": 40, "window_first": "replaced", "balance_tokens": 9},
+    "balanced within a span": {"window": 40, "read_span": 50, "balance_tokens": 9},
+    "sliding": {"window": 40, "overflow": "slide"},
 }
 
 

@@ -32,7 +32,7 @@ from longfocus import (
     load_tokenizer,
     read_ids,
 )
-from longfocus.analysis.attribution import PASSAGE_TOKENS, Passage, passages, window_starts
+from longfocus.analysis.attribution import NEUTRAL_QUESTION, PASSAGE_TOKENS, Passage, passages, window_starts
 from longfocus.errors import ConfigError, PromptTooLongError
 from longfocus.memory.documents import TOKEN_DTYPE, Document
 from longfocus.model import focused as focused_module
@@ -111,6 +111,10 @@ SIDE_BY_SIDE: dict[str, dict[str, Any]] = {
     "absolute positions": {"memory_positions": "absolute"},
     "overlap": {"overlap": 5},
     "short last window": {"last_window": 3},
+    "firsts replaced": {"window_first": "replaced"},
+    "balanced": {"balance_tokens": 9},
+    "balanced within a span": {"balance_tokens": 9, "read_span": 40, "window_first": "replaced"},
+    "balanced top-k": {"balance_tokens": 9, "retrieval": "exact", "k": 7},
 }
 
 
@@ -335,39 +339,76 @@ def _rotated(x: Tensor, position: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("options", [{}, {"retrieval": "exact", "k": 7}], ids=["dense", "exact"])
-def test_mass_of_passages_is_the_answers_softmax_weight(options: dict[str, Any], tmp_path: Path) -> None:
-    """Over all answer tokens, heads and memory layers; the window's first tokens count in the whole, not in passages."""
+def test_mass_is_the_softmax_weight_of_the_answer_and_of_the_question(options: dict[str, Any], tmp_path: Path) -> None:
+    """The answer's as a whole, the question's by passage, beyond a neutral one's: over all their tokens, heads and memory
+    layers. First tokens of windows count in the whole, not in passages."""
     model = focused(dtype=torch.float64, changes={"eos_token_id": None}, **{"window": 100, **options})
     memory = remembered(model, *written(tmp_path, a=SAMPLES["latin"] * 3, b=SAMPLES["cyrillic"] * 2))
     assert memory.tokens > 3 * PASSAGE_TOKENS
-    watch = Watch(model)
     answered = 6
-    answer = Conversation(model, talking(), memory, Sampling(max_new_tokens=answered)).ask("Who?", sources=99)
+
+    def mass_of(watch: Watch, tokens: int) -> Tensor:
+        mass = torch.zeros(memory.tokens, dtype=torch.float64)
+        for layer in MEMORY_LAYERS:
+            keys = held(memory).records[layer][:, 0].transpose(0, 1)
+            mass += watch.weights(layer, keys, tokens, k=options.get("k")).mean((0, 1)) / len(MEMORY_LAYERS)
+        return mass
+
+    talk = Conversation(model, talking(), memory, Sampling(max_new_tokens=answered))
+    looked = []
+    for question in ("Who?", NEUTRAL_QUESTION):
+        prompt = talk._prompt_ids(question)[:-1]
+        watch = Watch(model)
+        logits(model, torch.tensor([prompt]), memory=memory)
+        looked.append(mass_of(watch, len(prompt)))
+    watch = Watch(model)
+    answer = talk.ask("Who?")
     assert answer.tokens == answered
     for kept in (watch.queries, watch.keys):
         for parts in kept.values():
-            parts.pop()  # the last answer token was fed afterwards; it has produced nothing
-    mass = torch.zeros(memory.tokens, dtype=torch.float64)
-    for layer in MEMORY_LAYERS:
-        keys = held(memory).records[layer][:, 0].transpose(0, 1)
-        weights = watch.weights(layer, keys, answered, k=options.get("k"))
-        mass += weights.mean((0, 1)) / len(MEMORY_LAYERS)
+            del parts[-2:]  # the last answer token and the neutral question were fed afterwards
+    mass = mass_of(watch, answered)
     assert 0.05 < float(mass.sum()) < 1
     assert answer.memory_mass == pytest.approx(float(mass.sum()), abs=1e-9)
+
     first_of_windows = []
     for document in memory.documents:
         first_of_windows += list(range(document.start, document.stop, 100))
-    mass[first_of_windows] = 0
+    for each in looked:
+        each[first_of_windows] = 0
     expected = {}
     for document in memory.documents:
         for start in range(document.start, document.stop, PASSAGE_TOKENS):
             stop = min(start + PASSAGE_TOKENS, document.stop)
-            expected[start, stop] = float(mass[start:stop].sum())
-    assert {(found.start, found.stop) for found in answer.sources} == set(expected)
-    for found in answer.sources:
-        assert found.mass == pytest.approx(expected[found.start, found.stop], abs=1e-9)
-    masses = [found.mass for found in answer.sources]
-    assert masses == sorted(masses, reverse=True)
+            expected[start, stop] = [float(each[start:stop].sum()) for each in looked]
+    sources = Conversation(model, talking(), memory, Sampling(max_new_tokens=1)).ask("Who?", sources=99).sources
+    assert {(found.start, found.stop) for found in sources} == set(expected)
+    for found in sources:
+        asked, neutral = expected[found.start, found.stop]
+        assert found.mass == pytest.approx(asked, abs=1e-9)
+        assert found.beyond == pytest.approx(asked - neutral, abs=1e-9)
+    order = [found.beyond for found in sources]
+    assert order == sorted(order, reverse=True) and order[0] > 0
+
+
+def test_a_neutral_question_is_asked_once_in_a_conversation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = focused(changes={"eos_token_id": None}, window=100)
+    memory = remembered(model, *written(tmp_path, a=SAMPLES["latin"] * 3))
+    talk = Conversation(model, talking(), memory, Sampling(max_new_tokens=1))
+    fed: list[Any] = []
+    original = Conversation._feed
+
+    def watched(self: Conversation, ids: list[int], cache: Any, recorder: Any) -> None:
+        fed.append((cache is talk._cache, recorder is not None))
+        original(self, ids, cache, recorder)
+
+    monkeypatch.setattr(Conversation, "_feed", watched)
+    found = [talk.ask(question, sources=2).sources for question in ("Who?", "Who?")]
+    assert [len(sources) for sources in found] == [2, 2]
+    assert fed.count((False, True)) == 1, "and only when sources are wanted"
+    fed.clear()
+    assert talk.ask("Why?", sources=0).sources == []
+    assert not any(recorded for _, recorded in fed)
 
 
 def planted(memory: Memory, model: Any, words: Any, token: int, key: Tensor) -> Memory:
@@ -399,21 +440,35 @@ def towards_the_question(model: Any, words: Any, question: str) -> Tensor:
     return 40 * torch.nn.functional.normalize(query.view(2, 3, 8).sum(1), dim=-1).unsqueeze(0)
 
 
+def towards_this_question(model: Any, words: Any, question: str) -> Tensor:
+    """A long key (1, Hkv, D) in the direction in which a question's tokens look more than those of a neutral one."""
+    alone = attach(tiny("llama", vocab_size=VOCABULARY, eos_token_id=None), model.focus.config)
+    (layer,) = model.focus.config.layers
+    means = []
+    for asked in (question, NEUTRAL_QUESTION):
+        watch = Watch(alone)
+        logits(alone, torch.tensor([Conversation(alone, words, None)._prompt_ids(asked)[:-1]]))
+        query = torch.cat(watch.queries[layer], 1)
+        means.append(_rotated(query, torch.arange(query.shape[1])).mean(1))
+    more = (means[0] - means[1]).view(2, 3, 8).sum(1)
+    return 40 * torch.nn.functional.normalize(more, dim=-1).unsqueeze(0)
+
+
 @pytest.mark.parametrize("token", [70, 150, 333, 401])
 def test_a_planted_key_ranks_its_passage_first(token: int, tmp_path: Path) -> None:
     model, words = focused(memory_layers=(1,), window=60, changes={"eos_token_id": None}), talking()
     memory = remembered(model, *written(tmp_path, a=TEXT, b=SAMPLES["greek"] * 3 + TEXT), words=words)
     document = memory.document_of(token)
     assert (token - document.start) % 60, "not the first token of a window"
-    changed = planted(memory, model, words, token, towards_the_question(model, words, "Who?"))
+    changed = planted(memory, model, words, token, towards_this_question(model, words, "Who?"))
     before, after = (
         Conversation(model, words, kept, Sampling(max_new_tokens=1)).ask("Who?", sources=3)
         for kept in (memory, changed)
     )
     found = after.sources[0]
     assert found.start <= token < found.stop
-    assert found.mass > 0.3 > before.sources[0].mass
-    assert found.mass > 5 * after.sources[1].mass
+    assert found.beyond > 2 * before.sources[0].beyond
+    assert found.beyond > 2 * after.sources[1].beyond
     assert found.place.document == document.name
     first, last = changed.span(document, token, token + 1)
     text = changed.text_of(document)

@@ -10,7 +10,7 @@ import math
 import pytest
 
 from longfocus.evaluation.tables import number
-from longfocus.reproduce.claims import AtLeast, Better, Near, Number
+from longfocus.reproduce.claims import Alike, AtLeast, Better, Falls, Near, Number
 
 
 def _numbers(lines: dict[str, dict[float, list[float]]]) -> list[Number]:
@@ -96,3 +96,34 @@ def test_nearness_is_a_factor_around_what_is_expected() -> None:
     assert claim.check(_numbers({"plain": {4.0: [0.5, 0.51]}}), number).outcome == "did not hold"  # 0.38 at most
     assert claim.check(_numbers({"plain": {4.0: [0.36, 0.40]}}), number).outcome == "undecided"
     assert claim.check(_numbers({"plain": {4.0: [0.25]}}), number).outcome == "undecided"
+
+
+@pytest.mark.parametrize(
+    ("a", "outcome"),
+    [
+        ([10.05, 10.06, 10.04], "held"),  # 0.5% -+ 0.25%
+        ([9.95, 9.96, 9.94], "held"),  # as far below
+        ([10.2, 10.21, 10.19], "did not hold"),
+        ([9.8, 9.81, 9.79], "did not hold"),
+        ([10.05, 10.2, 9.9], "undecided"),
+        ([10.05], "undecided"),
+    ],
+)
+def test_likeness_is_a_share_of_the_second_line_on_both_sides(a: list[float], outcome: str) -> None:
+    claim = Alike("a like b", "a", "b", within=0.01, least=2)
+    lines = {"a": {1.0: [50.0, 50.0, 50.0][: len(a)], 2.0: a}, "b": {1.0: [1.0] * 3, 2.0: [10.0] * 3}}
+    found = claim.check(_numbers(lines), number)
+    assert found.outcome == outcome and "at 1:" not in found.detail
+    if a == [10.05, 10.06, 10.04]:  # 0.5% -+ 4.303 * 0.1% / sqrt 3
+        assert found.detail == "differs, at 2: +0.50% (+0.25% to +0.75%)"
+
+
+def test_a_fall_is_from_the_first_x_to_the_last_seed_by_seed() -> None:
+    lines = {"a": {0.0: [1.0, 1.0], 2.0: [9.0, 5.0], 4.0: [9.9, 9.9], 8.0: [8.0, 4.0]}}
+    claim = Falls("a falls", "a", least=2)
+    assert claim.check(_numbers(lines), number).outcome == "held"
+    assert claim.check(_numbers(lines), number).detail == "from 2 lower by, at 8: 1 (1 to 1)"
+    assert Falls("a falls", "a").check(_numbers(lines), number).outcome == "undecided"  # -7 and -3
+    lines["a"][8.0] = [10.0, 6.0]
+    assert claim.check(_numbers(lines), number).outcome == "did not hold"
+    assert Falls("a falls", "a", least=8).check(_numbers(lines), number).outcome == "undecided"

@@ -11,17 +11,32 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file
 
 from longfocus.errors import ConfigError, InputError, TrainingError
 from longfocus.reproduce import EXPERIMENTS, find_experiment
-from longfocus.reproduce.experiment import SCALES, Experiment, Scale
+from longfocus.reproduce.experiment import SCALES, Experiment, Model, Scale
 from longfocus.reproduce.run import check, recipes_of, reproduce, scale_of, write_recipes
 from longfocus.tasks import find_task
 from longfocus.tasks.texts import Texts
 from longfocus.training.output import is_finished
 from longfocus.training.recipes import Recipe
 
+FROM_SCRATCH = (32_768, 500_000)
+LENGTHS = {
+    **{name: {FROM_SCRATCH} for name in EXPERIMENTS},
+    "dictionary": {(65_536, 5_000)},
+    "extending": {(131_072, 110_000)},
+    "single-document": {FROM_SCRATCH, (131_072, 110_000)},
+}
+"""Experiment -> (tokens a step, steps) of the paper."""
 ALL = [(name, scale) for name in EXPERIMENTS for scale in SCALES]
+
+
+def _shorter(model: Model, steps: int) -> Model:
+    """The same with so few steps, and its bases too."""
+    recipe = {**model.recipe, "run": {**model.recipe["run"], "steps": steps, "save_every": 1, "log_every": 1}}
+    return dataclasses.replace(model, recipe=recipe, base=model.base and _shorter(model.base, steps))
 
 
 def _shrunk(experiment: Experiment, *, steps: int = 3, lines: int | None = None, **options: Any) -> Experiment:
@@ -29,10 +44,7 @@ def _shrunk(experiment: Experiment, *, steps: int = 3, lines: int | None = None,
 
     def scale(name: str, texts: Path) -> Scale:
         smoke = experiment.scale("smoke", texts)
-        kept = []
-        for line in smoke.lines[:lines]:
-            recipe = {**line.recipe, "run": {**line.recipe["run"], "steps": steps, "save_every": 1, "log_every": 1}}
-            kept.append(dataclasses.replace(line, recipe=recipe))
+        kept = [dataclasses.replace(line, model=_shorter(line.model, steps)) for line in smoke.lines[:lines]]
         return dataclasses.replace(smoke, lines=kept, seeds=1, options={**smoke.options, **options})
 
     return dataclasses.replace(experiment, scale=scale)
@@ -64,7 +76,7 @@ def test_all_is_trained_measured_drawn_and_told(whole: Path) -> None:
         (row,) = (row for row in rows if row["values"]["tokens"] == number["x"])
         assert row["estimates"]["right"]["value"] == number["value"] and number["samples"] == 4
     assert [claim["outcome"] for claim in found["claims"]] == ["undecided"] * 3
-    assert [(t["line"], t["steps"]) for t in found["trained"]] == [("fot", 3), ("plain", 3)]
+    assert [(t["model"], t["steps"]) for t in found["trained"]] == [("fot", 3), ("plain", 3)]
     page = (own / "page.md").read_text("utf-8")
     for part in (
         "Scale **smoke**",
@@ -160,6 +172,111 @@ def test_experiments_on_texts_share_the_models_that_they_have_in_common(
     assert [number.x for number in two.numbers] == [0, 64, 128] and all(n.value > 1 for n in two.numbers)
 
 
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a few short texts of one's own."""
+    folder = tmp_path_factory.mktemp("texts")
+    for number in range(4):
+        (folder / f"{number}").mkdir()
+        (folder / f"{number}/a.txt").write_text(f"Text {number} says this and that. " * 60, "utf-8")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of all experiments; which of them runs first trains what they share."""
+    return tmp_path_factory.mktemp("shared")
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in EXPERIMENTS if name not in ("dictionary", "distraction", "multidoc")]
+)
+def test_every_experiment_runs_to_its_page(
+    name: str, texts: Path, shared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All lines get numbers at the x that they are to be compared at, and every claim names what was measured."""
+    monkeypatch.setenv("LONGFOCUS_CACHE", str(shared / "cache"))
+    own = {part: str(texts) for part in ("books", "code", "arxiv", "isabelle")}
+    experiment = _shrunk(find_experiment(name), steps=2, tokens=60)
+    report = reproduce(experiment, "smoke", shared, own_texts=own)
+    lines = {line.name: line for line in report.scale.lines}
+    found = {line: {n.x: n.value for n in report.numbers if n.line == line} for line in lines}
+    assert not report.stopped and all(found.values()), found
+    for line, points in found.items():
+        assert all(1 < value < 1000 for value in points.values()), line
+    results = json.loads((shared / f"{name}-smoke/results.json").read_text("utf-8"))
+    longest = max(n.x for n in report.numbers)
+    for claim, told in zip(experiment.claims, results["claims"], strict=True):
+        assert told["detail"].startswith("not measured") == (getattr(claim, "least", 0) > longest), told
+    page = (shared / f"{name}-smoke/page.md").read_text("utf-8")
+    assert all(f"### {line.group}\n" in page for line in lines.values() if line.group)
+    assert (shared / f"{name}-smoke/figure.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_base_is_trained_once_and_gone_on_from(texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stopped in the base, after it, and in what goes on from it; then moved, and called by another path."""
+    monkeypatch.setenv("LONGFOCUS_CACHE", str(tmp_path / "cache"))
+    found = _shrunk(find_experiment("then-memorizing"), steps=2, tokens=60)
+
+    class StopError(Exception):
+        pass
+
+    def run_until(begin: str, folder: Path) -> list[str]:
+        told: list[str] = []
+
+        def announce(text: str) -> None:
+            told.append(text)
+            if begin and text.startswith(begin):
+                raise StopError
+
+        if begin:
+            with pytest.raises(StopError):
+                reproduce(experiment, "smoke", folder, own_texts={"books": str(texts)}, announce=announce)
+        else:
+            reproduce(experiment, "smoke", folder, own_texts={"books": str(texts)}, announce=announce)
+        return [text for text in told if text.startswith("Training lm")]
+
+    def only_then(name: str, texts: Path) -> Scale:
+        whole = found.scale(name, texts)
+        return dataclasses.replace(whole, lines=[line for line in whole.lines if line.name == "lm-d2-then-memorizing"])
+
+    experiment = dataclasses.replace(found, scale=only_then)
+    base, after = "Training lm-d2-begun, seed 0 …", "Training lm-d2-then-memorizing, seed 0 …"
+    assert run_until("step 1/", tmp_path / "out") == [base]
+    assert run_until("Training lm-d2-then", tmp_path / "out") == [base, after]
+    assert run_until("step 1/", tmp_path / "out") == [after]
+    assert run_until("", tmp_path / "out") == [after]
+    models = tmp_path / "out/models"
+    result = json.loads((tmp_path / "out/then-memorizing-smoke/results.json").read_text("utf-8"))
+    assert [(t["model"], t["steps"]) for t in result["trained"]] == [("lm-d2-begun", 2), ("lm-d2-then-memorizing", 2)]
+    recipe = Recipe.read(models / "lm-d2-then-memorizing-smoke-seed0/recipe.yaml")
+    assert recipe.model == str(models / "lm-d2-begun-smoke-seed0/model") and recipe.run.seed == 1000
+    weights = [load_file(path / "model/model.safetensors") for path in sorted(models.iterdir())]
+    changes = [float((weights[0][name] - weights[1][name]).abs().max()) for name in weights[0]]
+    assert 0 < max(changes) < 0.02, "two steps from the base"
+    (tmp_path / "out").rename(tmp_path / "moved")
+    monkeypatch.chdir(tmp_path)
+    assert run_until("", Path("moved")) == []
+
+
+def test_recipes_of_bases_come_first_and_no_two_models_share_a_name(tmp_path: Path) -> None:
+    experiment = _shrunk(find_experiment("then-memorizing"), steps=2)
+    scale = scale_of(experiment, "smoke", Path("texts"))
+    (model,) = (line.model for line in scale.lines if line.name == "lm-d2-then-memorizing")
+    assert [one.name for one in model.lineage] == ["lm-d2-begun", "lm-d2-then-memorizing"]
+    paths = write_recipes(experiment, "smoke", tmp_path / "out", tmp_path / "recipes")
+    assert [path.name for path in paths][-2:] == [
+        "lm-d2-begun-smoke-seed0.yaml",
+        "lm-d2-then-memorizing-smoke-seed0.yaml",
+    ]
+    assert Recipe.read(paths[-1]).model == str(tmp_path / "out/models/lm-d2-begun-smoke-seed0/model")
+    assert model.base is not None
+    other = dataclasses.replace(model.base, recipe={**model.base.recipe, "method": "long"})
+    line = dataclasses.replace(scale.lines[-1], name="other", model=dataclasses.replace(model, base=other))
+    with pytest.raises(AssertionError, match="two models are called lm-d2-begun"):
+        _ = dataclasses.replace(scale, lines=[*scale.lines, line]).models
+
+
 def test_texts_that_are_missing_are_said_before_anything_is_trained(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"books/test\.jsonl\.gz is not there"):
         reproduce(find_experiment("distraction"), "smoke", tmp_path / "out", data=tmp_path)
@@ -203,26 +320,49 @@ def test_every_scale_has_valid_recipes_and_known_lines(name: str, scale_name: st
     experiment = find_experiment(name)
     scale = scale_of(experiment, scale_name, Path("texts"))
     lines = {line.name for line in scale.lines}
+    assert len(lines) == len(scale.lines)
     recipes = recipes_of(scale_name, scale, 2, Path("models"))
-    assert len(recipes) == 2 * len(lines) == len({recipe.run.output for recipe in recipes.values()})
-    assert {recipe.run.seed for recipe in recipes.values()} == {0, 1}
+    assert len(recipes) == 2 * len(scale.models) == len({recipe.run.output for recipe in recipes.values()})
+    assert {recipe.run.seed for recipe in recipes.values()} - {1000, 1001} == {0, 1}
     assert set(experiment.published.lines) <= lines
     for claim in experiment.claims:
         named = {getattr(claim, field) for field in ("line", "than") if hasattr(claim, field)}
         assert named <= lines, claim.text
 
 
+@pytest.mark.parametrize("scale_name", SCALES)
+def test_a_name_means_one_model_in_all_experiments(scale_name: str) -> None:
+    found: dict[str, Model] = {}
+    uses: dict[str, int] = {}
+    for name in EXPERIMENTS:
+        for model in scale_of(find_experiment(name), scale_name, Path("texts")).models:
+            assert found.setdefault(model.name, model) == model, f"{model.name} of {name}"
+            uses[model.name] = uses.get(model.name, 0) + 1
+    assert uses["lm-d2"] > 2 and uses["base"] == 2, "they are shared"
+
+
 @pytest.mark.parametrize(("name", "scale_name"), ALL)
 def test_every_scale_can_be_built(name: str, scale_name: str) -> None:
     """Shapes only: the full recipes of the paper are made without their weights."""
-    for line in check(find_experiment(name), scale_name, Path("texts")):
+    for model in check(find_experiment(name), scale_name, Path("texts")):
         if scale_name == "paper":
-            weights, tokens = (37e6, 65_536) if name == "dictionary" else (184e6, 32_768)
-            assert abs(line["weights"] / weights - 1) < 0.02, line
-            assert line["tokens_per_step"] == tokens and line["layers"] == 12, line
-            assert line["steps"] == (5_000 if name == "dictionary" else 500_000)
+            weights = 37e6 if name == "dictionary" else 184e6
+            assert abs(model["weights"] / weights - 1) < 0.02 and model["layers"] == 12, model
         elif scale_name == "small":
-            assert line["weights"] < 2_000_000, line
+            assert model["weights"] < 2_000_000, model
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_the_papers_length_of_training(name: str) -> None:
+    """Steps, those of the bases among them, and tokens of a step."""
+    found = {model["model"]: model for model in check(find_experiment(name), "paper", Path("texts"))}
+    for model in found.values():
+        steps, base = model["steps"], model["base"]
+        while base is not None:
+            steps, base = steps + found[base]["steps"], found[base]["base"]
+        if model["model"] in {found[other]["base"] for other in found}:
+            continue
+        assert (model["tokens_per_step"], steps) in LENGTHS[name], model
 
 
 def test_what_is_not_known_is_named() -> None:

@@ -28,6 +28,7 @@ from longfocus.tasks.contract import Row, Sample
 from longfocus.tasks.copying import Copying, CopyingOptions, Repeat, words_of_one_token
 from longfocus.tasks.texts import Texts
 from tests.analysis.copying import copying_model
+from tests.machine import data_folder
 from tests.small_tokenizers import KINDS, tokenizer
 from tests.subjects.tiny_subjects import focused, plain
 
@@ -329,22 +330,9 @@ def test_what_cannot_be_asked_is_refused_with_its_reason(texts: Texts) -> None:
 @pytest.mark.model
 @pytest.mark.data
 @pytest.mark.parametrize("part", ["books", "code", "arxiv", "isabelle", "random", "repeated"])
-def test_real_texts_and_the_default_tokenizer(part: str, default_words: Any) -> None:
-    folder = Path(__file__).parents[3] / "shared" / "data"
-    if not folder.is_dir():
-        pytest.skip(f"the texts in {folder} are not here")
+def test_real_texts_and_the_default_tokenizer(part: str, default_tokenizer: Any) -> None:
+    folder = data_folder("books", "code", "arxiv", "isabelle")
     made = Copying(CopyingOptions(lengths=[2048], samples=2, texts=[part]), Texts(folder))
-    for row in rows(made, Says(copied_on, default_words)):
+    for row in rows(made, Says(copied_on, default_tokenizer)):
         assert row.estimates["copied"].value > 0.9
         assert row.samples == 2
-
-
-@pytest.fixture(scope="module")
-def default_words() -> Any:
-    from longfocus.errors import ModelNotFoundError
-    from longfocus.model.load import load_tokenizer
-
-    try:
-        return load_tokenizer()
-    except ModelNotFoundError as error:
-        pytest.skip(str(error))

@@ -23,11 +23,10 @@ from longfocus.tasks.contract import Example, Point
 from longfocus.tasks.fewshot import Fewshot, FewshotOptions
 from longfocus.tasks.statistics import mean_of
 from longfocus.tasks.texts import Texts
+from tests.machine import data_folder
 from tests.models import tiny
 from tests.small_tokenizers import KINDS, tokenizer
 from tests.tasks.fakes import Answer, Answers, write_sets
-
-DATA = Path(__file__).resolve().parents[3] / "shared/data"
 
 LABELS = ("HUM:ind", "LOC:city", "NUM:date", "DESC:def")
 THINGS = "lamp clock river spoon whale cloud ladder piano needle barrel anchor candle".split()
@@ -362,9 +361,7 @@ def test_a_focused_model_reads_the_demonstrations_of_a_draw_once(folder: Path, m
 
 @pytest.fixture
 def real() -> Path:
-    if not (DATA / "trec").is_dir():
-        pytest.skip(f"the question sets in {DATA} are not here")
-    return DATA
+    return data_folder("trec")
 
 
 @pytest.mark.data

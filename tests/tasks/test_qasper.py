@@ -16,10 +16,9 @@ from longfocus.subjects.contract import Completion, Prompt
 from longfocus.tasks.contract import Example, Sample
 from longfocus.tasks.qasper import Qasper, QasperOptions
 from longfocus.tasks.texts import Texts
+from tests.machine import data_folder
 from tests.small_tokenizers import KINDS
 from tests.tasks.fakes import Answers, Chooses, write_sets
-
-DATA = Path(__file__).resolve().parents[3] / "shared/data"
 
 
 def paper(name: str, sentences: int) -> str:
@@ -228,9 +227,7 @@ def test_it_goes_on_where_it_stopped(folder: Path, tmp_path: Path) -> None:
 
 @pytest.mark.data
 def test_the_real_questions(tmp_path: Path) -> None:
-    if not (DATA / "qasper").is_dir():
-        pytest.skip(f"the questions in {DATA} are not here")
-    texts = Texts(DATA)
+    texts = Texts(data_folder("qasper"))
     truths = {record["question"]: record["answers"] for record in texts.records("qasper/test")}
     options = QasperOptions(lengths=[2048])
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib.util
 import logging
-import os
 import random
 import re
 import sys
@@ -28,7 +27,7 @@ import longfocus
 from longfocus import FocusConfig, Memory, attach
 from longfocus.analysis.attribution import token_mass, window_starts
 from longfocus.analysis.memory_search import by_passage, head_mass
-from longfocus.errors import ConfigError, EvaluationError, InputError, ModelNotFoundError
+from longfocus.errors import ConfigError, EvaluationError, InputError
 from longfocus.evaluation.record import Results
 from longfocus.evaluation.run import evaluate
 from longfocus.memory.context import MassRecorder
@@ -36,18 +35,14 @@ from longfocus.model.cache import FocusCache
 from longfocus.model.reading import read_ids
 from longfocus.subjects.local import FocusedSubject, PlainModel
 from longfocus.tasks import retrieval as module
-from longfocus.tasks.retrieval import (
-    KS,
-    MADE,
+from longfocus.tasks.ranking import rank, recall
+from longfocus.tasks.retrieval import KS, MADE, Retrieval, RetrievalOptions
+from longfocus.tasks.retrieval_questions import (
     WHAT,
     WHO,
-    Retrieval,
-    RetrievalOptions,
     exact_words,
     other_words,
     paper_questions,
-    rank,
-    recall,
     stretch,
     strew,
     what_comes_next,
@@ -55,6 +50,7 @@ from longfocus.tasks.retrieval import (
 from longfocus.tasks.retrievers import Bm25, Corpus, Embeddings, TfIdf, cut, embedder_of, why_not
 from longfocus.tasks.texts import Texts
 from tests.analysis.copying import HEADS, copying_model
+from tests.machine import data_folder
 from tests.models import MEMORY_LAYERS, MODELS, VOCABULARY, tiny, tokens
 from tests.small_tokenizers import KINDS, tokenizer
 from tests.tasks.fakes import write_sets
@@ -442,7 +438,7 @@ def test_a_head_that_was_built_to_copy_is_chosen_and_finds_exact_words(word_text
     options = RetrievalOptions(
         texts=["books"],
         questions=["exact words"],
-        retrievers=["BM25", "memory", "memory, best head"],
+        retrievers=["BM25", "memory", "memory, beyond neutral", "memory, best head"],
         tokens=2000,
         passage_tokens=48,
         samples=25,
@@ -453,6 +449,7 @@ def test_a_head_that_was_built_to_copy_is_chosen_and_finds_exact_words(word_text
     found = rows_of(results)
     assert found["exact words", "memory, best head"]["recall@1"] >= 0.9
     assert found["exact words", "memory"]["recall@5"] >= 0.9
+    assert found["exact words", "memory, beyond neutral"]["recall@5"] >= 0.9
     assert found["exact words", "BM25"]["recall@1"] == 1
     (row,) = [row for row in results.rows if row.values["retriever"] == "memory, best head"]
     assert row.notes["head"] == "layer 2 head 3" and HEADS == 4
@@ -692,10 +689,7 @@ def test_texts_that_are_missing_or_too_short_are_said(tmp_path: Path, prose: Tex
 
 @pytest.fixture(scope="module")
 def held_out() -> Texts:
-    found = Texts(Path(os.environ.get("LONGFOCUS_DATA") or "../shared/data"))
-    if not (found.has("books/test") and found.has("qasper/test")):
-        pytest.skip("the texts in ../shared/data are not there")
-    return found
+    return Texts(data_folder("books", "code"))
 
 
 @pytest.mark.data
@@ -716,12 +710,11 @@ def test_word_retrievers_find_exact_words_of_real_texts_and_not_other_words(held
 
 @pytest.mark.model
 @pytest.mark.data
-def test_the_default_models_memory_finds_exact_words(held_out: Texts, tmp_path: Path) -> None:
-    try:
-        model: Any = longfocus.load("default", dtype=torch.bfloat16)
-    except ModelNotFoundError as error:
-        pytest.skip(str(error))
-    subject = FocusedSubject(model, longfocus.load_tokenizer(), "default")
+def test_the_default_models_memory_finds_exact_words(
+    held_out: Texts, tmp_path: Path, default_model: str, default_tokenizer: Any
+) -> None:
+    model: Any = longfocus.load("default", dtype=torch.bfloat16)
+    subject = FocusedSubject(model, default_tokenizer, "default")
     options = RetrievalOptions(
         texts=["books"], questions=["exact words"], retrievers=["memory"], tokens=2048, samples=12
     )

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import random
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
@@ -40,6 +39,7 @@ from longfocus.tasks.valprobe import (
     word_recall,
     write,
 )
+from tests.machine import data_folder
 from tests.models import MEMORY_LAYERS, tiny
 from tests.small_tokenizers import tokenizer
 
@@ -466,10 +466,7 @@ def test_a_focused_model_reads_a_set_once_for_all_its_questions(
 
 @pytest.fixture(scope="module")
 def films() -> Texts:
-    found = Texts(Path(os.environ.get("LONGFOCUS_DATA") or "../shared/data"))
-    if not found.has("valprobe/code_functions"):
-        pytest.skip("the texts in ../shared/data are not there")
-    return found
+    return Texts(data_folder("valprobe"))
 
 
 @pytest.mark.data

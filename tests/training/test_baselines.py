@@ -21,6 +21,7 @@ from longfocus.attention.context import LocalWindow
 from longfocus.errors import ConfigError
 from longfocus.model.gates import GATE, add_gates, join_gated, restore_gates, settle_gates
 from longfocus.positions import RotaryTable, rotate
+from longfocus.subjects.local import FocusedSubject
 from longfocus.training.baselines import reference
 from longfocus.training.baselines.carried import Carried, Seen
 from longfocus.training.baselines.contexts import MemorizingContext, TransformerXLContext
@@ -228,18 +229,39 @@ def test_with_unchanged_weights_transformer_xl_is_transformers_own_cache_of_one_
     model = longfocus.attach(tiny(name, dtype=torch.float64), memory_layers=(0, 1, 2, 3), window=8)
     ids = torch.randint(3, 97, (1, 41), generator=torch.Generator().manual_seed(3))
     found = _steps(model, lambda seen: TransformerXLContext(seen, model.focus.tables), ids, 8, 8)
-    cache, expected = DynamicCache(), []
-    for number in range(5):
-        part, targets = ids[:, 8 * number : 8 * number + 8], ids[0, 8 * number + 1 : 8 * number + 9]
-        positions = torch.arange(8 * number, 8 * number + 8)[None]
+    expected = _cache_of_one_window(plain, ids, 8).mean(1)
+    assert_close(torch.tensor(found), expected.float(), 1e-6, "loss by window")
+
+
+def _cache_of_one_window(plain: Any, ids: torch.Tensor, window: int) -> torch.Tensor:
+    """Losses (windows, window) by transformers alone, which keeps the keys and values of the window before."""
+    cache, losses = DynamicCache(), []
+    for start in range(0, ids.shape[1] - 1, window):
+        part, targets = ids[:, start : start + window], ids[0, start + 1 : start + window + 1]
+        positions = torch.arange(start, start + window)[None]
         with torch.no_grad():
             out = plain(part, cache=cache, position_ids=positions, use_cache=True).logits
-        expected.append(float(torch.nn.functional.cross_entropy(out[0], targets)))
-        kept = [(layer.keys[:, :, -8:], layer.values[:, :, -8:]) for layer in cache.layers]
+        losses.append(torch.nn.functional.cross_entropy(out[0], targets, reduction="none"))
+        kept = [(layer.keys[:, :, -window:], layer.values[:, :, -window:]) for layer in cache.layers]
         cache = DynamicCache()  # of the window before only
         for layer, pair in enumerate(kept):
             cache.update(*pair, layer)
-    assert_close(torch.tensor(found), torch.tensor(expected), 1e-6, "loss by window")
+    return torch.stack(losses)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3"])
+def test_transformer_xl_is_read_as_it_was_trained(name: str) -> None:
+    """Absolute positions in all layers, and a span of one window (as `longfocus reproduce extending` reads it)."""
+    options: dict[str, Any] = {"memory_layers": (0, 1, 2, 3), "memory_positions": "absolute", "read_span": 8}
+    model = longfocus.attach(tiny(name, dtype=torch.float64), window=8, **options)
+    ids = torch.randint(3, 97, (1, 41), generator=torch.Generator().manual_seed(3))
+    expected = _cache_of_one_window(tiny(name, dtype=torch.float64), ids, 8)
+    for found in FocusedSubject(model, None, "xl").block_losses(ids[0].tolist(), [8, 24, 32], 8, [0, 8]):
+        nll, same = torch.from_numpy(found.nll), expected[found.start // 8, :7]
+        if found.context:
+            assert_close(nll, same, 1e-6, f"block at {found.start}")
+        else:
+            assert (nll - same).abs().max() > 1e-3, "the window alone is another thing"
 
 
 def test_gates_are_kept_in_the_config_and_read_with_the_memory(tmp_path: Path) -> None:

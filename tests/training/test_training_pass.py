@@ -29,9 +29,9 @@ def _rows(texts: int, windows: int, last: int = WINDOW) -> Rows:
     return Rows(places, places.copy(), np.tile(np.arange(windows), texts), lengths)
 
 
-def _everything_before(rows: Rows) -> CrossbatchContext:
+def _everything_before(rows: Rows, **options: Any) -> CrossbatchContext:
     table = plan_contexts(rows, documents(1, 99), generator=np.random.default_rng(0))
-    return CrossbatchContext(rows, table)
+    return CrossbatchContext(rows, table, **options)
 
 
 def _batch(ids: Tensor, rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
@@ -45,6 +45,38 @@ def _batch(ids: Tensor, rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
         after = ids[text, start + 1 : start + n + 1]
         targets[row, : len(after)] = after
     return given, targets, torch.from_numpy(rows.lengths)
+
+
+@pytest.mark.parametrize("last", [WINDOW, 9])
+def test_replaced_firsts_of_windows_are_those_of_reading(last: int) -> None:
+    model = focused("llama_9_heads", window=WINDOW, window_first="replaced")
+    rows = _rows(2, 4, last)
+    ids = tokens(2, 3 * WINDOW + last)
+    given, targets, lengths = _batch(ids, rows)
+    expected = model(ids, labels=ids, use_cache=False).loss.detach()
+    kept, replaced = (
+        model(
+            given, context=_everything_before(rows, replace_first=replace), lengths=lengths, shift_labels=targets
+        ).loss
+        for replace in (False, True)
+    )
+    assert_close(replaced.detach(), expected, 2e-6, "loss")
+    assert abs(float(kept.detach() - expected)) > 1e-3
+
+
+def test_a_window_of_one_token_keeps_its_first() -> None:
+    """There is padding where a second would be."""
+    model = focused("llama_9_heads", window=WINDOW)
+    rows = _rows(2, 2, 1)
+    given, targets, lengths = _batch(tokens(2, WINDOW + 1), rows)
+    negatives = plan_contexts(rows, documents(2, 2), generator=np.random.default_rng(0))
+    losses = []
+    for padding in (0, 5):
+        given[torch.arange(WINDOW)[None] >= lengths[:, None]] = padding
+        context = CrossbatchContext(rows, negatives, replace_first=True)
+        losses.append(model(given, context=context, lengths=lengths, shift_labels=targets).loss.detach())
+    assert (negatives.negatives >= 0).any()
+    assert_close(losses[1], losses[0], 1e-9, "loss")
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -1,12 +1,12 @@
-"""Which passages an answer drew on: the attention mass that its tokens gave to them in the memory layers.
+"""Which passages a question looked at: the attention mass that its tokens gave to them in the memory layers.
 
 The mass of a memory token is exp(score - lse), lse taken over local and memory keys together, meaned over
-heads, memory layers and the answer's tokens; a passage's mass is the sum over its tokens. It is the part of
-all attention in those layers that went to the passage, so all passages and the local window add up to 1.
+heads, memory layers and the question's tokens (those of the chat template included). It is the part of all attention in
+those layers that went to the token, so all of the memory and the local window add up to 1.
 
-The first token of a window draws much attention whatever it says (an attention sink; 40-48% of all mass in
-the default model before its fine-tune), and a memory holds one for each window. Passages are ranked and their
-mass is given without it.
+Some passages are looked at whatever is asked: a document's beginning, rare words, the first token of each window (an
+attention sink). So a passage counts by the mass that the question gave it beyond what a neutral question, one that
+asks for nothing, gives it; and first tokens of windows are left out. `longfocus eval retrieval` measures both orders.
 """
 
 from __future__ import annotations
@@ -20,18 +20,22 @@ from longfocus.memory.asked import AskedMemory
 from longfocus.memory.context import MassRecorder
 from longfocus.memory.documents import Document, Place
 
+NEUTRAL_QUESTION = "…"
+"""It asks for nothing."""
 PASSAGE_TOKENS = 64
 _LONGEST_LINE_CHARS = 400
 
 
 @dataclass(frozen=True)
 class Passage:
-    """A piece of a remembered document that received attention."""
+    """A piece of a remembered document that a question looked at."""
 
     place: Place
     text: str
     mass: float
-    """Share of the answer's attention in the memory layers, in [0, 1]."""
+    """Share of the question's attention in the memory layers, in [0, 1]."""
+    beyond: float
+    """The same without what a neutral question gives; the passages' order."""
     start: int
     """First token, in the memory."""
     stop: int
@@ -43,6 +47,7 @@ class Passage:
             "line": self.place.line,
             "page": self.place.page,
             "mass": round(self.mass, 6),
+            "beyond": round(self.beyond, 6),
             "text": self.text,
             "tokens": [self.start, self.stop],
         }
@@ -57,14 +62,17 @@ def token_mass(recorder: MassRecorder) -> np.ndarray:
     return total / recorder.queries
 
 
-def passages(memory: AskedMemory, mass: np.ndarray, count: int) -> list[Passage]:
-    """The passages with the most mass, most first.
+def passages(memory: AskedMemory, mass: np.ndarray, neutral: np.ndarray, count: int) -> list[Passage]:
+    """The passages with the most mass beyond a neutral question's, most first.
 
     Args:
-        mass: float (extent,), see `token_mass`.
+        mass: float (extent,), what the question gave to each token, see `token_mass`.
+        neutral: float (extent,), what a neutral question gives.
         count: how many at most.
     """
-    mass = np.where(window_starts(memory)[: len(mass)], 0.0, mass)
+    starts = window_starts(memory)[: len(mass)]
+    mass = np.where(starts, 0.0, mass)
+    beyond = np.where(starts, 0.0, mass - neutral)
     blocks: list[tuple[float, Document, int, int]] = []
     for document in memory.documents:
         if document.kind == "ids":
@@ -72,17 +80,22 @@ def passages(memory: AskedMemory, mass: np.ndarray, count: int) -> list[Passage]
         for start in range(document.start, document.stop, PASSAGE_TOKENS):
             stop = min(start + PASSAGE_TOKENS, document.stop)
             if stop <= len(mass):
-                blocks.append((float(mass[start:stop].sum()), document, start, stop))
+                blocks.append((float(beyond[start:stop].sum()), document, start, stop))
     blocks.sort(key=lambda block: -block[0])
     texts: dict[int, str] = {}
     found = []
-    for received, document, start, stop in blocks[:count]:
+    for more, document, start, stop in blocks[:count]:
         text = texts.setdefault(document.id, memory.text_of(document))
         first, last = memory.span(document, start, stop)
         first, last = _whole_lines(text, first, last)
         while first < last and text[first] == "\n":  # the place is that of the first line shown
             first += 1
-        found.append(Passage(memory.place(document, text, first), text[first:last].strip("\n"), received, start, stop))
+        place, shown, received = (
+            memory.place(document, text, first),
+            text[first:last].strip("\n"),
+            mass[start:stop].sum(),
+        )
+        found.append(Passage(place, shown, float(received), more, start, stop))
     return found
 
 

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from longfocus.attention.blocks import gradients, score_blocks
+
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 _SPLIT = 4  # a long key set met by few queries (generation) is cut so, that all threads share the work
 _SPLIT_QUERIES, _SPLIT_KEYS = 16, 1024
@@ -125,38 +127,13 @@ class _Attend(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        """With p = exp(s - lse): ds = p * (dout . v - dout . out + dlse), then the usual products."""
         query, key, value, mask, out, lse = ctx.saved_tensors
-        grad_out, grad_lse = grads
-        rows, query_heads, queries, _ = query.shape
-        key_heads, keys = key.shape[1], key.shape[2]
-        groups = query_heads // key_heads
-        wide = torch.promote_types(query.dtype, torch.float32)
-
-        def by_group(tensor: Tensor) -> Tensor:
-            return tensor.to(wide).reshape(rows, key_heads, groups, queries, *tensor.shape[3:])
-
-        q, o, do = by_group(query), by_group(out), by_group(grad_out)
+        if mask is not None:
+            mask = mask.expand(*mask.shape[:2], query.shape[2], key.shape[2])
+        at_once = _BACKWARD_SCORES * query.shape[0]
+        blocks = score_blocks(query, key, scale=ctx.scale, at_once=at_once, mask=mask)
         normaliser = torch.where(lse.isfinite(), lse, torch.zeros_like(lse))
-        normaliser, dlse = by_group(normaliser), by_group(grad_lse)
-        k, v = key.to(wide).unsqueeze(2), value.to(wide).unsqueeze(2)
-        dq = torch.empty_like(q)
-        dk, dv = torch.zeros_like(key, dtype=wide), torch.zeros_like(value, dtype=wide)
-        block = max(1, _BACKWARD_SCORES // max(1, query_heads * keys))
-        for start in range(0, queries, block):
-            part = slice(start, start + block)
-            scores = q[..., part, :] @ k.transpose(-1, -2) * ctx.scale
-            if mask is not None:
-                allowed = mask.expand(mask.shape[0], mask.shape[1], queries, keys)[:, :, part].unsqueeze(2)
-                scores = scores.masked_fill(~allowed, -torch.inf)
-            p = torch.exp(scores - normaliser[..., part].unsqueeze(-1))
-            dp = do[..., part, :] @ v.transpose(-1, -2)
-            delta = (do[..., part, :] * o[..., part, :]).sum(-1) - dlse[..., part]
-            ds = p * (dp - delta.unsqueeze(-1))
-            dq[..., part, :] = ds @ k * ctx.scale
-            dk += (ds.transpose(-1, -2) @ q[..., part, :]).sum(2) * ctx.scale
-            dv += (p.transpose(-1, -2) @ do[..., part, :]).sum(2)
-        dq = dq.reshape(query.shape)
+        dq, dk, dv = gradients(blocks, query, key, value, out, normaliser, *grads, scale=ctx.scale)
         return dq.to(query.dtype), dk.to(key.dtype), dv.to(value.dtype), None, None
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from typing import Annotated
 
 import typer
 
-from longfocus.commands import common, sharded
+from longfocus.commands.asking import open_for_answers
+from longfocus.commands.options import AsJson, Asking, Reading, in_groups
+from longfocus.commands.output import emit, print_sources
 
 EPILOG = """Examples:
 
@@ -25,6 +26,7 @@ EPILOG = """Examples:
 """
 
 
+@in_groups
 def ask(
     arguments: Annotated[
         list[str],
@@ -33,28 +35,13 @@ def ask(
             help="Files, folders, saved memories or - for standard input; the question comes last.",
         ),
     ],
-    model: common.Model = None,
-    only: common.Only = None,
+    *,
     sources: Annotated[
         int, typer.Option("--sources", "-s", metavar="N", min=0, help="Passages to show under the answer.")
     ] = 5,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")] = False,
-    max_new_tokens: common.MaxNewTokens = 200,
-    temperature: common.Temperature = 0.0,
-    top_p: common.TopP = 1.0,
-    seed: common.Seed = 0,
-    retrieval: common.AnswerRetrieval = "auto",
-    k: common.K = None,
-    memory_layers: common.Layers = None,
-    window: common.Window = None,
-    overlap: common.Overlap = None,
-    memory_dtype: common.MemoryDtype = None,
-    read_span: common.ReadSpan = None,
-    encoding: common.Encoding = None,
-    dtype: common.Dtype = None,
-    threads: common.Threads = None,
-    ray_address: sharded.RayAddress = None,
-    shard_timeout: sharded.ShardTimeout = None,
+    as_json: AsJson = False,
+    asking: Asking,
+    reading: Reading,
 ) -> None:
     """Answer a question from texts of any length.
 
@@ -66,30 +53,10 @@ def ask(
     question = question.encode("utf-8", "replace").decode("utf-8")  # bytes of the shell that are no text
     if not question.strip():
         raise typer.BadParameter("the question is empty.", param_hint="QUESTION")
-    options = common.focus_options(
-        k=k,
-        memory_layers=memory_layers,
-        window=window,
-        overlap=overlap,
-        memory_dtype=memory_dtype,
-        read_span=read_span,
-    )
-    focused, tokenizer, memory = sharded.open_for_answers(
-        paths,
-        model,
-        options,
-        threads,
-        encoding,
-        dtype,
-        retrieval=retrieval,
-        address=ray_address,
-        timeout=shard_timeout,
-        only=only or (),
-        quiet=as_json,
-    )
-    from longfocus.answering import Conversation, Sampling
+    model, tokenizer, memory = open_for_answers(paths, asking, reading.focus, quiet=as_json)
+    from longfocus.answering import Conversation
 
-    talk = Conversation(focused, tokenizer, memory, Sampling(max_new_tokens, temperature, top_p, seed))
+    talk = Conversation(model, tokenizer, memory, asking.sampling)
     begun = time.monotonic()
     if as_json:
         answer = talk.ask(question, sources=sources)
@@ -101,19 +68,14 @@ def ask(
             "seconds": round(time.monotonic() - begun, 3),
             "model": memory.geometry.model_name,
             "memory": {"documents": len(memory.documents), "tokens": memory.tokens, "bytes": memory.nbytes},
-            "retrieval": focused.focus.config.retrieval,
+            "retrieval": model.focus.config.retrieval,
             "memory_mass": round(answer.memory_mass, 6),
             "sources": [passage.to_dict() for passage in answer.sources],
         }
         print(json.dumps(result))
         return
-
-    def emit(text: str) -> None:
-        sys.stdout.write(text)
-        sys.stdout.flush()
-
     answer = talk.ask(question, sources=sources, emit=emit)
     print()
-    common.print_sources(answer.sources)
+    print_sources(answer.sources)
     if answer.stopped == "interrupt":
         raise KeyboardInterrupt

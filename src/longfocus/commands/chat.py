@@ -7,7 +7,9 @@ from typing import Annotated
 
 import typer
 
-from longfocus.commands import common, sharded
+from longfocus.commands.asking import open_for_answers
+from longfocus.commands.options import Asking, in_groups
+from longfocus.commands.output import emit, note, print_sources
 from longfocus.errors import PromptTooLongError
 
 EPILOG = """Examples:
@@ -22,48 +24,25 @@ In the conversation: /sources shows the passages behind the last answer, /new st
 """
 
 
+@in_groups
 def chat(
     paths: Annotated[list[str], typer.Argument(metavar="PATH…", help="A saved memory, or files and folders.")],
-    model: common.Model = None,
-    only: common.Only = None,
+    *,
     sources: Annotated[
         int, typer.Option("--sources", "-s", metavar="N", min=0, help="Passages to show under each answer.")
     ] = 0,
-    max_new_tokens: common.MaxNewTokens = 200,
-    temperature: common.Temperature = 0.0,
-    top_p: common.TopP = 1.0,
-    seed: common.Seed = 0,
-    retrieval: common.AnswerRetrieval = "auto",
-    k: common.K = None,
-    encoding: common.Encoding = None,
-    dtype: common.Dtype = None,
-    threads: common.Threads = None,
-    ray_address: sharded.RayAddress = None,
-    shard_timeout: sharded.ShardTimeout = None,
+    asking: Asking,
 ) -> None:
     """Talk about texts of any length; every question sees the ones before.
 
     Nothing of the conversation is written to the memory.
     """
-    options = common.focus_options(k=k)
-    focused, tokenizer, memory = sharded.open_for_answers(
-        paths,
-        model,
-        options,
-        threads,
-        encoding,
-        dtype,
-        retrieval=retrieval,
-        address=ray_address,
-        timeout=shard_timeout,
-        only=only or (),
-    )
-    from longfocus.answering import Answer, Conversation, Sampling
+    model, tokenizer, memory = open_for_answers(paths, asking, {})
+    from longfocus.answering import Answer, Conversation
 
-    sampling = Sampling(max_new_tokens, temperature, top_p, seed)
-    talk = Conversation(focused, tokenizer, memory, sampling)
+    talk = Conversation(model, tokenizer, memory, asking.sampling)
     last: Answer | None = None
-    common.note(f"{len(memory.documents)} documents, {memory.tokens:,} tokens. /sources, /new, /quit")
+    note(f"{len(memory.documents)} documents, {memory.tokens:,} tokens. /sources, /new, /quit")
     while True:
         try:
             question = input("> " if sys.stdin.isatty() else "").strip()
@@ -76,26 +55,21 @@ def chat(
         if question == "/quit":
             return
         if question == "/new":
-            talk = Conversation(focused, tokenizer, memory, sampling)
+            talk = Conversation(model, tokenizer, memory, asking.sampling)
             continue
         if question == "/sources":
-            common.print_sources(last.sources if last is not None else [])
+            print_sources(last.sources if last is not None else [])
             continue
         if question.startswith("/"):
-            common.note(f"{question} is not a command; there are /sources, /new and /quit.")
+            note(f"{question} is not a command; there are /sources, /new and /quit.")
             continue
-
-        def emit(text: str) -> None:
-            sys.stdout.write(text)
-            sys.stdout.flush()
-
         try:
             last = talk.ask(question, sources=max(sources, 5), emit=emit)
         except PromptTooLongError as error:
-            common.note(str(error))
+            note(str(error))
             continue
         print()
         if last.stopped == "interrupt":
-            common.note("Stopped; this question is forgotten.")
+            note("Stopped; this question is forgotten.")
         elif sources:
-            common.print_sources(last.sources[:sources])
+            print_sources(last.sources[:sources])

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
-from typing import Annotated
 
-import typer
-
-from longfocus.commands import common, sharded
+from longfocus.commands import sharded
+from longfocus.commands.options import AsJson, Folder
+from longfocus.commands.output import counted
 
 EPILOG = """Examples:
 
@@ -21,8 +19,8 @@ The memory is written anew, so there must be room for what is left of it meanwhi
 
 
 def compact(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A saved memory.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")] = False,
+    folder: Folder,
+    as_json: AsJson = False,
 ) -> None:
     """Write a memory anew without what was removed from it."""
     with sharded.open_memory(folder, writable=True) as memory:
@@ -41,8 +39,8 @@ def compact(
         if not removed:
             print(f"{folder}: nothing was removed from it; there is nothing to give back.")
             return
-        left = common.counted(len(memory.documents), "document")
+        left = counted(len(memory.documents), "document")
         print(
-            f"{folder}: {given_back / 1e6:,.1f} MB of {common.counted(removed, 'removed document')} given back; "
+            f"{folder}: {given_back / 1e6:,.1f} MB of {counted(removed, 'removed document')} given back; "
             f"{left}, {memory.tokens:,} tokens, {memory.nbytes / 1e6:,.1f} MB are left."
         )

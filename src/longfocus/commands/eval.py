@@ -11,7 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from longfocus.commands import common
+from longfocus.commands import options
+from longfocus.commands.models import check_dtype, settle
+from longfocus.commands.options import CLI_DEFAULTS, focus_options
+from longfocus.commands.output import note
 from longfocus.commands.progress import Bar
 from longfocus.errors import ConfigError, did_you_mean
 
@@ -28,6 +31,8 @@ EPILOG = """Examples:
   longfocus eval passkey --lengths 2k,8k --samples 20
 
   longfocus eval passkey perplexity --model path/to/model --plain --out eval/mine-plain
+
+  longfocus eval perplexity --focus balance_tokens=500 --focus window_first=kept --out eval/less-balanced
 
   longfocus eval passkey --set 'passkey.depths=[0, 0.25, 0.5, 0.75, 1]' --set 'passkey.haystacks=[books]'
 
@@ -94,12 +99,13 @@ def evaluate(
             help="Texts of your own in place of a set, for instance books=novel.txt; repeatable.",
         ),
     ] = None,
-    layers: common.Layers = None,
-    window: common.Window = None,
-    retrieval: common.RetrievalOption = None,
-    k: common.K = None,
-    memory_dtype: common.MemoryDtype = None,
-    read_span: common.ReadSpan = None,
+    layers: options.Layers = None,
+    window: options.Window = None,
+    retrieval: options.RetrievalOption = None,
+    k: options.K = None,
+    memory_dtype: options.MemoryDtype = None,
+    read_span: options.ReadSpan = None,
+    focus_changes: options.FocusChanges = None,
     dtype: Annotated[
         str | None, typer.Option("--dtype", metavar="DTYPE", help="Of the weights: float32, bfloat16 or float16.")
     ] = None,
@@ -129,7 +135,7 @@ def evaluate(
         typer.Option("--timeout", metavar="S", min=0.1, help="Seconds for one answer of an endpoint.  [default: 600]"),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of tables.")] = False,
-    threads: common.Threads = None,
+    threads: options.Threads = None,
 ) -> None:
     """Measure whether a model uses its context: tasks, each with 95% intervals, a table, a JSON file and a plot.
 
@@ -143,8 +149,14 @@ def evaluate(
         return
     every = "all" in (tasks or [])
     classes = [known.find_task(task) for task in _wanted(tasks or [], list(known.TASKS))]
-    focus = common.focus_options(
-        memory_layers=layers, window=window, retrieval=retrieval, k=k, memory_dtype=memory_dtype, read_span=read_span
+    focus = focus_options(
+        focus_changes,
+        memory_layers=layers,
+        window=window,
+        retrieval=retrieval,
+        k=k,
+        memory_dtype=memory_dtype,
+        read_span=read_span,
     )
     local = {name: value for name, value in {"dtype": dtype, "device": device}.items() if value is not None}
     remote = {"chat": chat or None, "longest": longest, "tokenizer": tokenizer, "timeout": timeout}
@@ -153,19 +165,19 @@ def evaluate(
     classes = _able(classes, kind, skip=every)
     texts = _texts(data, own_texts or [])
     made = _make(classes, texts, lengths, samples, seed, quick, changes or [], every)
-    common.settle(threads)
+    settle(threads)
     if endpoint is not None:
         subject = _open_endpoint(endpoint, str(model), name, remote)
     else:
         from longfocus.subjects.open import open_local
 
-        options = {**local, **({} if plain else {**common.CLI_DEFAULTS, **focus})}
-        subject = open_local(model or "default", plain=plain, name=name, announce=common.note, **options)
+        chosen = {**local, **({} if plain else {**CLI_DEFAULTS, **focus})}
+        subject = open_local(model or "default", plain=plain, name=name, announce=note, **chosen)
     folder = out or Path("eval") / (re.sub(r"[^\w.=-]+", "-", subject.name).strip("-.") or "model")
     found = _run(made, subject, folder, fresh, skip=every)
     _show(found, folder, as_json)
     for part in texts.unused:
-        common.note(f"No task asked for the text {part!r}: --text had no effect there.")
+        note(f"No task asked for the text {part!r}: --text had no effect there.")
     if any(result.stopped for result in found):
         raise typer.Exit(130)
 
@@ -191,7 +203,7 @@ def _check_model(
             raise ConfigError(f"{', '.join(given_remote)}: for a model behind an endpoint; give --endpoint too.")
         if plain and (focus := [name for name in given_local if name not in ("--dtype", "--device")]):
             raise ConfigError(f"{', '.join(focus)}: a plain model has no memory; leave --plain or these options out.")
-        common.check_dtype(local.get("dtype"))
+        check_dtype(local.get("dtype"))
         FocusConfig.from_dict({name: value for name, value in local.items() if name not in ("dtype", "device")})
         return
     if plain or given_local:
@@ -222,7 +234,7 @@ def _able(classes: Sequence[type[Task]], kind: str, *, skip: bool) -> list[type[
         why = f"{task.name} cannot be measured on {kind}: {WHY_NOT[task.needs]}."
         if not skip:
             raise UnsuitableError(why)
-        common.note(f"Left out: {why}")
+        note(f"Left out: {why}")
     return found
 
 
@@ -232,15 +244,11 @@ def _texts(data: Path | None, own: Sequence[str]) -> Texts:
 
     if data is not None and not data.is_dir():
         raise InputError(f"--data: {data} is not a folder; give the one that holds the sets, see docs/evaluate.md.")
-    pairs = {}
-    for text in own:
-        name, equals, path = text.partition("=")
-        if not equals or not name or not path:
-            raise ConfigError(f"--text {text!r} given, expected NAME=PATH, for instance books=novel.txt.")
+    found = options.own_texts(own)
+    for name, path in found.items():
         if not Path(path).exists():
-            raise InputError(f"--text {text}: {path} does not exist.")
-        pairs[name] = path
-    return Texts(data, pairs)
+            raise InputError(f"--text {name}={path}: {path} does not exist.")
+    return Texts(data, found)
 
 
 def _make(
@@ -283,7 +291,7 @@ def _make(
             if key in task.Options.model_fields:
                 raw[key] = value
             elif not every:
-                common.note(f"{task.name} has no {key}: --{key} does not change it.")
+                note(f"{task.name} has no {key}: --{key} does not change it.")
         for change in by_name.get(task.name, []):
             apply_change(raw, change)
         made.append(task(validated(task.Options, raw, f"options of {task.name}"), texts))
@@ -311,19 +319,19 @@ def _run(made: Sequence[Task], subject: Completes, folder: Path, fresh: bool, *,
 
     found: list[Results] = []
     for task in made:
-        common.note(f"{task.title} on {subject.name} …")
+        note(f"{task.title} on {subject.name} …")
         with Bar(task.name) as bar:
             try:
                 found.append(measure(task, subject, folder / task.name, fresh=fresh, step=bar.step))
             except (UnsuitableError, UnsupportedCallError, InputError) as error:
                 if not skip:
                     raise
-                common.note(f"Left out: {error}")
+                note(f"Left out: {error}")
                 continue
         for point, why in found[-1].refused.items():
-            common.note(f"Not measured: {point}: {why}")
+            note(f"Not measured: {point}: {why}")
         if found[-1].stopped:
-            common.note(f"Stopped; what was measured is in {folder / task.name}, and the same command goes on.")
+            note(f"Stopped; what was measured is in {folder / task.name}, and the same command goes on.")
             break
     if not found:
         raise UnsuitableError("Nothing was measured: no task fits this model, these options and these texts.")
@@ -338,7 +346,7 @@ def _show(found: Sequence[Results], folder: Path, as_json: bool) -> None:
 
     for result in found:
         print(f"\n{result.title}: {result.model}\n{result.paper}\n\n{table(result)}")
-    common.note(f"\nResults, samples and plots: {folder}")
+    note(f"\nResults, samples and plots: {folder}")
 
 
 def _list(classes: Sequence[type[Task]], as_json: bool) -> None:

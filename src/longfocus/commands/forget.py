@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from longfocus.commands import common, sharded
+from longfocus.commands import sharded
+from longfocus.commands.options import AsJson, Folder
+from longfocus.commands.output import counted, print_documents
 
 EPILOG = """Examples:
 
@@ -23,7 +24,7 @@ Nobody sees the documents any more from then on; the command compact gives their
 
 
 def forget(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A saved memory.")],
+    folder: Folder,
     patterns: Annotated[
         list[str],
         typer.Argument(
@@ -32,7 +33,7 @@ def forget(
         ),
     ],
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be removed.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Remove documents from a memory."""
     with sharded.open_memory(folder, writable=not dry_run) as memory:
@@ -50,11 +51,11 @@ def forget(
             print(json.dumps(data))
             return
         print("Would remove:" if dry_run else "Removed:")
-        common.print_documents(chosen, memory.geometry.bytes_per_token)
-        what = common.counted(len(chosen), "document")
+        print_documents(chosen, memory.geometry.bytes_per_token)
+        what = counted(len(chosen), "document")
         if dry_run:
             print(f"{what}, {tokens:,} tokens of {memory.tokens:,}. Nothing was changed.")
             return
-        left = common.counted(len(memory.documents), "document")
+        left = counted(len(memory.documents), "document")
         print(f"{what}, {tokens:,} tokens; {left}, {memory.tokens:,} tokens are left.")
         print(f"longfocus compact {folder} gives back {memory.removed_bytes / 1e6:,.1f} MB.")

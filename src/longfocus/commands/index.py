@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
-from typing import Annotated
 
-import typer
+from longfocus.commands.options import AsJson, Folder
 
 EPILOG = """Examples:
 
@@ -19,8 +17,8 @@ Remembering does this by itself for memories of more than 131,072 tokens, and fo
 
 
 def index(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A saved memory.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")] = False,
+    folder: Folder,
+    as_json: AsJson = False,
 ) -> None:
     """Index a memory, so that ask and chat search it approximately without indexing it each time."""
     from longfocus.memory.approximate import TRAIN_TOKENS

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from longfocus.commands import common, sharded
+from longfocus.commands import sharded
+from longfocus.commands.options import AsJson, Folder
+from longfocus.commands.output import counted, print_documents
 
 EPILOG = """Examples:
 
@@ -21,8 +22,8 @@ EPILOG = """Examples:
 
 
 def info(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A saved memory.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")] = False,
+    folder: Folder,
+    as_json: AsJson = False,
     verify: Annotated[
         bool, typer.Option("--verify", help="Compare every byte with its checksum, however large the memory.")
     ] = False,
@@ -58,7 +59,7 @@ def info(
         )
         if memory.removed:
             print(
-                f"Removed      {common.counted(len(memory.removed), 'document')} that still take {memory.removed_bytes:,} bytes "
+                f"Removed      {counted(len(memory.removed), 'document')} that still take {memory.removed_bytes:,} bytes "
                 "(longfocus compact gives them back)"
             )
         print(
@@ -71,6 +72,6 @@ def info(
         )
         sharded.print_shards(memory)
         print()
-        common.print_documents(memory.documents, geometry.bytes_per_token)
+        print_documents(memory.documents, geometry.bytes_per_token)
         if verify:
             print("\nEvery checksum is right.")

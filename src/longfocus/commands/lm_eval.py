@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from longfocus.commands import common
+from longfocus.commands.models import settle
 from longfocus.errors import ConfigError
 
 EPILOG = """Examples:
@@ -48,7 +48,7 @@ def lm_eval(
         raise ConfigError("lm-evaluation-harness is not installed: pip install 'longfocus[harness]'")
     given = arguments or []
     if given and given[0] not in _NOT_RUNS:
-        common.settle(None)
+        settle(None)
         import longfocus.evaluation.lm_eval_model  # noqa: F401  it registers the model
     from lm_eval.__main__ import cli_evaluate
 

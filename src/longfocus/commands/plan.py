@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from longfocus.commands.common import Threads, note, settle
+from longfocus.commands.models import settle
+from longfocus.commands.options import AsJson, Changes, Threads
+from longfocus.commands.output import note
 from longfocus.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -31,9 +33,7 @@ Estimates, from FLOPs and a device's usual speed; --measure runs a few real step
 
 def plan(
     recipe: Annotated[Path, typer.Argument(metavar="RECIPE.yaml", help="As for train.")],
-    changes: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a value of the recipe; repeatable.")
-    ] = None,
+    changes: Changes = None,
     device: Annotated[
         str,
         typer.Option("--device", metavar="NAME", help="cpu (this machine), a100, h100, h200, l4, rtx4090, …"),
@@ -53,7 +53,7 @@ def plan(
         bool, typer.Option("--measure", help="Also run a few steps here and show what they took.")
     ] = False,
     steps: Annotated[int, typer.Option("--steps", metavar="N", min=1, help="Steps for --measure, after one.")] = 2,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")] = False,
+    as_json: AsJson = False,
     threads: Threads = None,
 ) -> None:
     """Say what a training recipe will take: weights, FLOPs, memory, hours."""

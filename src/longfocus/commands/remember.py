@@ -8,8 +8,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from longfocus.commands import common, sharded
-from longfocus.errors import InputError, LongfocusError, MemoryMismatchError
+from longfocus.commands import sharded
+from longfocus.commands.models import hint_at_options, lasting_source, load_for
+from longfocus.commands.options import (
+    Dtype,
+    Encoding,
+    Model,
+    RayAddress,
+    Reading,
+    ShardTimeout,
+    Threads,
+    in_groups,
+)
+from longfocus.commands.output import counted, note, report_skipped
+from longfocus.commands.progress import read_all
+from longfocus.commands.searching import index_memory
+from longfocus.errors import InputError, LongfocusError
 
 if TYPE_CHECKING:
     from longfocus.data.documents import Found, Source
@@ -35,6 +49,7 @@ Ctrl-C keeps what was read so far; the same command goes on from there. Files th
 """
 
 
+@in_groups
 def remember(
     into: Annotated[
         Path,
@@ -47,6 +62,7 @@ def remember(
             help="Files, folders, PDF, or - for standard input. With --update they may be left out: all files that are remembered.",
         ),
     ] = None,
+    *,
     update: Annotated[
         bool,
         typer.Option(
@@ -56,15 +72,11 @@ def remember(
     prune: Annotated[
         bool, typer.Option("--prune", help="With --update: remove documents whose files are gone.")
     ] = False,
-    model: common.Model = None,
-    memory_layers: common.Layers = None,
-    window: common.Window = None,
-    overlap: common.Overlap = None,
-    memory_dtype: common.MemoryDtype = None,
-    read_span: common.ReadSpan = None,
-    encoding: common.Encoding = None,
-    dtype: common.Dtype = None,
-    threads: common.Threads = None,
+    model: Model = None,
+    reading: Reading,
+    encoding: Encoding = None,
+    dtype: Dtype = None,
+    threads: Threads = None,
     shards: Annotated[
         int | None,
         typer.Option(
@@ -74,14 +86,14 @@ def remember(
             help="Make a memory of N shards, which are read and asked in processes of their own (needs the extra cluster).",
         ),
     ] = None,
-    ray_address: sharded.RayAddress = None,
-    shard_timeout: sharded.ShardTimeout = None,
+    ray_address: RayAddress = None,
+    shard_timeout: ShardTimeout = None,
 ) -> None:
     """Read texts into a memory on disk."""
     from longfocus.data.documents import find_sources
     from longfocus.memory.distributed.manifest import is_sharded
+    from longfocus.memory.folder import foreign_entries, is_memory
     from longfocus.memory.memory import Memory
-    from longfocus.memory.ondisk import foreign_entries, is_memory
     from longfocus.model.reading import Reader, not_remembered
 
     if prune and not update:
@@ -98,72 +110,55 @@ def remember(
         if not is_sharded(into) and os.path.exists(into) and (not into.is_dir() or is_memory(into)):
             raise LongfocusError(f"{into} exists and is not a sharded memory; choose a new folder.")
         found = find_sources(paths, encoding=encoding)
-        common.report_skipped(found.skipped)
-        chosen = common.focus_options(
-            memory_layers=memory_layers, window=window, overlap=overlap, memory_dtype=memory_dtype, read_span=read_span
-        )
+        report_skipped(found.skipped)
         cluster = sharded.cluster_options(ray_address, shard_timeout, threads)
-        sharded.remember(into, found.sources, shards, model, chosen, threads, dtype, cluster)
+        sharded.remember(into, found.sources, shards, model, reading.focus, threads, dtype, cluster)
         return
     if ray_address is not None or shard_timeout is not None:
         raise typer.BadParameter("they go with --shards.", param_hint="--ray-address, --shard-timeout")
     if update and is_memory(into):
-        options = common.focus_options(
-            memory_layers=memory_layers, window=window, overlap=overlap, memory_dtype=memory_dtype, read_span=read_span
-        )
         with Memory.open(into, writable=True) as memory:
-            _update(into, memory, paths, prune, model, options, threads, encoding, dtype)
+            _update(into, memory, paths, prune, model, reading.focus, threads, encoding, dtype)
         return
     found = find_sources(paths, encoding=encoding)
-    common.report_skipped(found.skipped)
-    options = common.focus_options(
-        memory_layers=memory_layers, window=window, overlap=overlap, memory_dtype=memory_dtype, read_span=read_span
-    )
-    adding = is_memory(into)
+    report_skipped(found.skipped)
+    options = reading.focus
     new = found.sources
     passed_over: list[str] = []
-    name = model or "default"
-    defaults: dict[str, Any] = dict(common.CLI_DEFAULTS)
-    made_in = None
-    if adding:
+    present: Memory | None = None
+    if is_memory(into):
         with Memory.open(into) as present:
-            defaults, made_in = present.focus_options, present.geometry.model_dtype
-            name = model or present.model_source or "default"
             new = not_remembered(present, found.sources)
             passed_over = _passed_over(present, found.sources, new)
             if not new and not options and model is None:
                 for line in passed_over:
-                    common.note(line)
+                    note(line)
                 _say_what_it_holds(into, present)
                 return
     elif os.path.exists(into) and (not into.is_dir() or foreign_entries(into)):
         raise LongfocusError(f"{into} exists and is not a memory; choose a new folder.")
-    focused, tokenizer = common.load_model(name, {**defaults, **options}, threads, dtype, made_in)
-    source_name = common.lasting_source(name)
-    try:
-        memory = (
-            Memory.open(into, model=focused, tokenizer=tokenizer, writable=True)
-            if adding
-            else Memory.create(into, focused, tokenizer, model_source=source_name)
-        )
-    except MemoryMismatchError as error:
-        raise MemoryMismatchError(f"{error} (Leave out the options to add with those of the memory.)") from error
+    name, focused, tokenizer = load_for(present, model, options, threads, dtype)
+    if present is not None:
+        with hint_at_options():
+            memory = Memory.open(into, model=focused, tokenizer=tokenizer, writable=True)
+    else:
+        memory = Memory.create(into, focused, tokenizer, model_source=lasting_source(name))
     with memory:
         reader = Reader(focused, tokenizer, memory)
         for line in passed_over:
-            common.note(line)
+            note(line)
         _read(into, reader, new)
-        common.index_memory(memory)
+        index_memory(memory)
         _say_what_it_holds(into, memory)
 
 
 def _read(folder: Path, reader: Reader, sources: list[Source], *, replace: bool = False) -> None:
     memory = reader.memory
     try:
-        common.read_all(reader, sources, replace=replace)
+        read_all(reader, sources, replace=replace)
     except KeyboardInterrupt:
         again = "goes on from here" if not reader.model.focus.config.overlap else "reads the unfinished document again"
-        common.note(
+        note(
             f"Stopped. {folder} holds {memory.tokens:,} tokens of {len(memory.documents)} documents and can be asked; "
             f"the same command {again}."
         )
@@ -187,38 +182,33 @@ def _update(
 
     gone = vanished(memory, paths or None)
     found = _still_there(memory, paths, gone, encoding)
-    common.report_skipped(found.skipped)
+    report_skipped(found.skipped)
     changes = compare(memory, found.sources)
     settle(memory, changes)
     counts: dict[str, list[Any]] = {
         "new": changes.new, "changed": changes.changed, "unfinished": changes.unfinished,
         "unchanged": changes.unchanged, "gone": gone,
     }  # fmt: skip
-    common.note(", ".join(f"{len(some)} {what}" for what, some in counts.items() if some) + ".")
+    note(", ".join(f"{len(some)} {what}" for what, some in counts.items() if some) + ".")
     for source in changes.changed:
-        common.note(f"{source.name} has changed: it is read again.")
+        note(f"{source.name} has changed: it is read again.")
     if changes.outdated:
-        common.note(f"Removed {common.counted(len(changes.outdated), 'earlier version')} of unchanged files.")
+        note(f"Removed {counted(len(changes.outdated), 'earlier version')} of unchanged files.")
     if changes.to_read or options or model is not None:
-        name = model or memory.model_source or "default"
-        focused, tokenizer = common.load_model(
-            name, {**memory.focus_options, **options}, threads, dtype, memory.geometry.model_dtype
-        )
-        try:
+        _, focused, tokenizer = load_for(memory, model, options, threads, dtype)
+        with hint_at_options():
             reader = Reader(focused, tokenizer, memory)
-        except MemoryMismatchError as error:
-            raise MemoryMismatchError(f"{error} (Leave out the options to add with those of the memory.)") from error
         _read(folder, reader, changes.to_read, replace=True)
     for document in gone:
-        common.note(f"{document.name} is gone{': removed.' if prune else '.'}")
-    common.index_memory(memory)
+        note(f"{document.name} is gone{': removed.' if prune else '.'}")
+    index_memory(memory)
     if prune:
         memory.remove(*gone)
     elif gone:
-        common.note("What was remembered of files that are gone stays; --prune removes it.")
+        note("What was remembered of files that are gone stays; --prune removes it.")
     _say_what_it_holds(folder, memory)
     if memory.removed:
-        common.note(f"longfocus compact {folder} gives back {memory.removed_bytes / 1e6:,.1f} MB.")
+        note(f"longfocus compact {folder} gives back {memory.removed_bytes / 1e6:,.1f} MB.")
 
 
 def _still_there(memory: Memory, paths: list[str], gone: list[Document], encoding: str | None) -> Found:
@@ -257,7 +247,7 @@ def _is_lost(path: str, lost: set[str | None]) -> bool:
 
 def _say_what_it_holds(folder: Path, memory: Memory) -> None:
     megabytes = memory.nbytes / 1e6
-    common.note(f"{folder}: {len(memory.documents)} documents, {memory.tokens:,} tokens, {megabytes:,.1f} MB.")
+    note(f"{folder}: {len(memory.documents)} documents, {memory.tokens:,} tokens, {megabytes:,.1f} MB.")
 
 
 def _passed_over(memory: Memory, sources: list[Source], new: list[Source]) -> list[str]:

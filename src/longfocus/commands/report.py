@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from longfocus.commands import common
+from longfocus.commands.output import note
 from longfocus.errors import EvaluationError
 
 EPILOG = """Examples:
@@ -42,4 +42,4 @@ def report(
     except OSError as error:
         raise EvaluationError(f"{to} cannot be written: {error.strerror or error}.") from error
     models = len({run.model for run in found})
-    common.note(f"{len(found)} results of {models} model" + "s" * (models != 1) + f": {to}")
+    note(f"{len(found)} results of {models} model" + "s" * (models != 1) + f": {to}")

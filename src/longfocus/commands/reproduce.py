@@ -8,7 +8,9 @@ from typing import Annotated
 
 import typer
 
-from longfocus.commands.common import Threads, note, settle
+from longfocus.commands import options
+from longfocus.commands.models import settle
+from longfocus.commands.output import note
 from longfocus.errors import ConfigError
 
 EPILOG = """Examples:
@@ -22,6 +24,8 @@ EPILOG = """Examples:
   longfocus reproduce dictionary --scale paper --check
 
   longfocus reproduce distraction --scale paper --recipes recipes/distraction
+
+  longfocus reproduce extending --seeds 1
 
 An experiment that was stopped (Ctrl-C, kill, power) goes on where it was when started again.
 """
@@ -51,8 +55,8 @@ def reproduce(
         typer.Option(
             "--recipes",
             metavar="FOLDER",
-            help="Write the training recipes there and stop, to be trained by longfocus train (on several GPUs: torchrun); "
-            "later calls find those models.",
+            help="Write the training recipes there and stop, to be trained by longfocus train (on several GPUs: torchrun), in "
+            "the printed order; later calls find those models.",
         ),
     ] = None,
     seeds: Annotated[
@@ -67,21 +71,21 @@ def reproduce(
             "--data", metavar="FOLDER", help="Folder of the text sets.  [default: $LONGFOCUS_DATA or ../shared/data]"
         ),
     ] = None,
-    own_texts: Annotated[
+    texts: Annotated[
         list[str] | None,
         typer.Option(
             "--text", metavar="NAME=PATH", help="Texts of your own that are measured in place of a set; repeatable."
         ),
     ] = None,
-    threads: Threads = None,
+    threads: options.Threads = None,
 ) -> None:
-    """Rerun an experiment of the paper: train, evaluate, draw beside the paper's numbers, check its claims."""
+    """Rerun an experiment of the paper, or run one that it left open: train, evaluate, draw beside the paper's numbers, check claims."""
     from longfocus import reproduce as known
 
     if list_experiments:
         for name in known.EXPERIMENTS:
             found = known.find_experiment(name)
-            print(f"{name}: {found.title} ({found.paper})")
+            print(f"{name}: {found.title} ({found.paper or 'not in the paper'})")
             for claim in found.claims:
                 print(f"    {claim.text}")
         return
@@ -107,7 +111,7 @@ def reproduce(
             wanted,
             out,
             data=data,
-            own_texts=_texts(own_texts or []),
+            own_texts=options.own_texts(texts or []),
             seeds=seeds,
             announce=note,
             progress=progress,
@@ -116,13 +120,3 @@ def reproduce(
     if report.stopped:
         note("Stopped; start the same command again to go on.")
     print(json.dumps({"page": str(report.folder / "page.md"), "stopped": report.stopped}))
-
-
-def _texts(given: list[str]) -> dict[str, str]:
-    found = {}
-    for text in given:
-        name, equals, path = text.partition("=")
-        if not (name and equals and path):
-            raise ConfigError(f"--text {text!r} given, expected NAME=PATH, for instance books=novels/.")
-        found[name] = path
-    return found

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-import time
 from typing import Annotated, Any
 
 import typer
 
-from longfocus.commands import common
+from longfocus.commands import options
+from longfocus.commands.models import load_model
+from longfocus.commands.output import note
+from longfocus.commands.progress import NowAndThen
 from longfocus.errors import ConfigError
 
 EPILOG = """Examples:
@@ -42,9 +44,9 @@ def suggest_layers(
         float, typer.Option("--threshold", metavar="X", min=0.0, max=1.0, help="Propose no layer that scores less.")
     ] = 0.1,
     seed: Annotated[int, typer.Option("--seed", metavar="N", help="Seed of the prompts.")] = 0,
-    window: common.Window = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")] = False,
-    threads: common.Threads = None,
+    window: options.Window = None,
+    as_json: options.AsJson = False,
+    threads: options.Threads = None,
 ) -> None:
     """Propose memory layers: those whose heads find an earlier token again.
 
@@ -58,8 +60,8 @@ def suggest_layers(
     from longfocus.model.attach import detach
 
     # attached without memory layers and detached again: the plain model, if its family can carry a memory at all
-    options = {"memory_layers": [], "overlap": 0, "last_window": None, "window": window}
-    model, tokenizer = common.load_model(source, options, threads)
+    unfocused = {"memory_layers": [], "overlap": 0, "last_window": None, "window": window}
+    model, tokenizer = load_model(source, unfocused, threads)
     fitting = FocusConfig(window=window).resolve(model.focus.num_layers, model.focus.anatomy.longest_window)
     model = detach(model)
     if probe == "text":
@@ -108,7 +110,7 @@ def suggest_layers(
         f"the model itself would have said {100 * measured.accuracy:.0f}% of them."
     )
     if len(chosen) < layers:
-        common.note(
+        note(
             f"Only {len(chosen)} of {layers} layers score {threshold} or more"
             + (" and see a whole window." if narrow else ".")
             + ("" if chosen else " Try --probe tokens, or choose evenly spaced layers.")
@@ -119,12 +121,10 @@ def suggest_layers(
 
 def _progress(total: int) -> Any:
     """A line now and then while prompts are measured."""
-    told = time.monotonic()
+    line = NowAndThen(5)
 
     def step(done: int) -> None:
-        nonlocal told
-        if time.monotonic() - told > 5 and done < total:
-            told = time.monotonic()
-            common.note(f"Measuring: {done} of {total} prompts …")
+        if done < total and line.due():
+            note(f"Measuring: {done} of {total} prompts …")
 
     return step

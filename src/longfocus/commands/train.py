@@ -9,7 +9,9 @@ from typing import Annotated
 
 import typer
 
-from longfocus.commands.common import Threads, note, settle
+from longfocus.commands.models import settle
+from longfocus.commands.options import Changes, Threads
+from longfocus.commands.output import note
 
 EPILOG = """Examples:
 
@@ -27,9 +29,7 @@ A run that was stopped (Ctrl-C, kill, power) goes on from its newest checkpoint 
 
 def train(
     recipe: Annotated[Path, typer.Argument(metavar="RECIPE.yaml", help="What to train, on what, how.")],
-    changes: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a value of the recipe; repeatable.")
-    ] = None,
+    changes: Changes = None,
     check: Annotated[
         bool, typer.Option("--check", help="Validate the recipe, print it with every default, stop.")
     ] = False,

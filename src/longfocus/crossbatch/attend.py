@@ -12,12 +12,14 @@ block by block. Axes as in `reference`.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from longfocus.attention.blocks import ScoreBlock, gradients, score_blocks
 
 BLOCK_SCORES = 1 << 23  # scores held at once by the plain form (numbers)
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
@@ -92,7 +94,7 @@ class _Parts:
         out = torch.empty_like(query)
         wide = torch.promote_types(query.dtype, torch.float32)
         lse = torch.empty(query.shape[:3], dtype=wide, device=query.device)
-        for block, scores, _ in self._score_blocks(query, key, causal):
+        for block, scores, _ in self._blocks(query, key, causal):
             top = torch.logsumexp(scores, -1)
             weights = torch.exp(scores - top.unsqueeze(-1))
             part = weights @ value.to(wide).unsqueeze(2)
@@ -111,40 +113,13 @@ class _Parts:
                 folded[0], folded[1], key, value, folded[2], normaliser, 0.0, causal, scale=self.scale
             )
             return dq.reshape(query.shape), dk, dv
-        wide = torch.promote_types(query.dtype, torch.float32)
-        dq = torch.empty(query.shape, dtype=wide, device=query.device)
-        dk, dv = torch.zeros_like(key, dtype=wide), torch.zeros_like(value, dtype=wide)
-        heads = (key.shape[1], query.shape[1] // key.shape[1])
-        for block, scores, slope in self._score_blocks(query, key, causal):
-            part = [tensor[:, :, block].to(wide).unflatten(1, heads) for tensor in (grad, query, out)]
-            do, q, o = part
-            p = torch.exp(scores - lse[:, :, block].unflatten(1, heads).unsqueeze(-1))
-            ds = p * (do @ value.to(wide).unsqueeze(2).transpose(-1, -2) - (do * o).sum(-1, keepdim=True))
-            ds = ds * self.scale if slope is None else ds * slope * self.scale
-            dq[:, :, block] = (ds @ key.to(wide).unsqueeze(2)).flatten(1, 2)
-            dk += (ds.transpose(-1, -2) @ q).sum(2)
-            dv += (p.transpose(-1, -2) @ do).sum(2)
-        return dq, dk, dv
+        blocks = self._blocks(query, key, causal)
+        return gradients(blocks, query, key, value, out, lse, grad, scale=self.scale)
 
-    def _score_blocks(self, query: Tensor, key: Tensor, causal: bool) -> Any:
-        """Blocks of queries with their scores (B, Hkv, G, t, N), and the softcap's slope there."""
-        wide = torch.promote_types(query.dtype, torch.float32)
-        heads = (key.shape[1], query.shape[1] // key.shape[1])
-        queries, keys = query.shape[2], key.shape[2]
-        step = max(1, BLOCK_SCORES // (query.shape[0] * query.shape[1] * keys))
-        for start in range(0, queries, step):
-            block = slice(start, start + step)
-            q = query[:, :, block].to(wide).unflatten(1, heads)
-            scores = q @ key.to(wide).unsqueeze(2).transpose(-1, -2) * self.scale
-            slope = None
-            if self.softcap is not None:
-                bent = torch.tanh(scores / self.softcap)
-                scores, slope = self.softcap * bent, 1 - bent * bent
-            if causal:
-                row = torch.arange(start, min(start + step, queries), device=query.device)
-                later = torch.arange(keys, device=query.device)[None] > row[:, None]
-                scores = scores.masked_fill(later, -torch.inf)
-            yield block, scores, slope
+    def _blocks(self, query: Tensor, key: Tensor, causal: bool) -> Iterator[ScoreBlock]:
+        shape = (query.shape[2], key.shape[2])
+        mask = torch.ones(shape, dtype=torch.bool, device=query.device).tril() if causal else None
+        return score_blocks(query, key, scale=self.scale, at_once=BLOCK_SCORES, mask=mask, softcap=self.softcap)
 
 
 def _fold(causal: bool, key: Tensor, *tensors: Tensor) -> list[Tensor]:

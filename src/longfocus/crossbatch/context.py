@@ -18,6 +18,7 @@ from torch import Tensor
 
 from longfocus.attention.context import LocalWindow
 from longfocus.crossbatch.attend import Mass, Table, attend_rows
+from longfocus.crossbatch.contrast import contrast_rows
 from longfocus.crossbatch.plan import Contexts, Rows, other_documents
 
 
@@ -30,6 +31,8 @@ class CrossbatchContext:
         contexts: Contexts,
         *,
         negative_copies: float = 1.0,
+        contrast: bool = False,
+        replace_first: bool = False,
         group: Any = None,
         first_row: int = 0,
     ) -> None:
@@ -38,13 +41,18 @@ class CrossbatchContext:
             rows: the batch; with `group` that of all ranks.
             contexts: the table from `plan_contexts` over `rows`.
             negative_copies: each negative counts as often as this (see `reference.attend_rows`).
+            contrast: fill `self.contrast` with the explicit loss of each layer (see `contrast`); not where layers are run
+                again for the backward pass (gradient checkpointing).
+            replace_first: other rows see a window's second token in place of its first (`window_first` of FocusConfig).
             group: process group whose ranks hold `rows` in order, equally many each. None: all rows are here.
             first_row: with `group`, this rank's first row.
         """
         self.rows, self.contexts = rows, contexts
-        self.negative_copies = negative_copies
+        self.negative_copies, self.replace_first = negative_copies, replace_first
         self.group, self.first_row = group, first_row
         self.mass: dict[int, Mass] = {}
+        self.contrast: dict[int, Tensor] = {}
+        self._contrasts = contrast
         self._found_hard = 0
         self._lists = contexts.lists()
 
@@ -57,6 +65,9 @@ class CrossbatchContext:
         context_key, context_value = window.outer_key, None
         if self.group is not None:
             context_key, context_value = (_gather(tensor, self.group) for tensor in (window.outer_key, window.value))
+        if self.replace_first and window.value.shape[2] > 1:
+            values = window.value if context_value is None else context_value
+            context_key, context_value = (self._first_replaced(tensor) for tensor in (context_key, values))
         mine = slice(self.first_row, self.first_row + count)
         positives, negatives = (lists[mine] for lists in self._lists)
         if self.contexts.wanted_hard[mine].any():
@@ -64,6 +75,8 @@ class CrossbatchContext:
             self._found_hard = sum(map(len, negatives))
         lengths = self.rows.lengths.tolist()
         table = Table(positives, negatives, lengths, self.negative_copies, lengths[mine])
+        if self._contrasts:
+            self.contrast[layer] = contrast_rows(window.outer_query, context_key, table, scale=scale, softcap=softcap)
         out, self.mass[layer] = attend_rows(
             window.query,
             window.key,
@@ -76,6 +89,12 @@ class CrossbatchContext:
             softcap=softcap,
         )
         return out
+
+    def _first_replaced(self, windows: Tensor) -> Tensor:
+        """Keys or values (S, Hkv, T, D) with the second token's in place of the first, where there is a second."""
+        longer = torch.from_numpy(self.rows.lengths > 1).to(windows.device)[:, None, None, None]
+        first = torch.where(longer, windows[:, :, 1:2], windows[:, :, :1])
+        return torch.cat((first, windows[:, :, 1:]), 2)
 
     @torch.no_grad()
     def _hard(self, query: Tensor, keys: Tensor, scale: float) -> list[list[int]]:

@@ -57,3 +57,37 @@ def attend_rows(
             parts.append((out, lse + math.log(copies)))
         outs.append(reference.merge(parts)[0])
     return torch.cat(outs)
+
+
+def contrast_rows(
+    outer_query: Tensor,
+    context_key: Tensor,
+    positives: Sequence[Sequence[int]],
+    negatives: Sequence[Sequence[int]],
+    lengths: Sequence[int],
+    *,
+    scale: float,
+    negative_copies: float = 1.0,
+) -> Tensor:
+    """-log of the positives' share of additional attention, query by query; arguments as for `attend_rows`.
+
+    Returns:
+        (): the mean over heads and tokens of each row that sees both, and over those rows; 0 where there is none.
+    """
+    group = outer_query.shape[1] // context_key.shape[1]
+    rows = []
+    for row in range(outer_query.shape[0]):
+        losses = []
+        for head in range(outer_query.shape[1]):
+            for at in range(lengths[row]):
+
+                def total(sources: Sequence[int], row: int = row, head: int = head, at: int = at) -> Tensor:
+                    keys = torch.cat([context_key[source, head // group, : lengths[source]] for source in sources])
+                    return (keys @ outer_query[row, head, at] * scale).exp().sum()
+
+                if positives[row] and negatives[row]:
+                    right = total(positives[row])
+                    losses.append(-torch.log(right / (right + negative_copies * total(negatives[row]))))
+        if losses:
+            rows.append(torch.stack(losses).mean())
+    return torch.stack(rows).mean() if rows else outer_query.new_zeros(())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -128,6 +129,15 @@ class MassRecorder:
         total[start : start + mass.shape[0]] += mass.to(device="cpu", dtype=torch.float64)
 
 
+def balanced(lse: Tensor, seen: np.ndarray, balance_tokens: int) -> Tensor:
+    """The local window's normaliser (B, Hq, T), its keys counted as often as FocusConfig.balance_tokens asks.
+
+    Args:
+        seen: int (B,) or (1,): records of memory that each row sees.
+    """
+    return lse + torch.from_numpy(np.log1p(seen / balance_tokens)).to(lse)[:, None, None]
+
+
 class MemoryContext:
     """An `AdditionalContext` over one or two stores."""
 
@@ -141,6 +151,7 @@ class MemoryContext:
         rerank: int = 1,
         scratch: Scratch,
         span: int | None = None,
+        balance_tokens: int | None = None,
         recorder: MassRecorder | None = None,
     ) -> None:
         """
@@ -152,9 +163,10 @@ class MemoryContext:
             k: keys per query and head for `exact` and `approximate`.
             rerank: candidates for each of the k, for `approximate`.
             span: see only this many of the nearest (last) records; None: all.
+            balance_tokens: as in FocusConfig.
             recorder: receives the mass on the shared memory.
         """
-        self.shared, self.own = shared, own
+        self.shared, self.own, self.balance_tokens = shared, own, balance_tokens
         self._nearest: tuple[np.ndarray, np.ndarray] | None = None  # per row: shared and own records that may be seen
         if span is not None:
             self._see_nearest(span)
@@ -183,6 +195,16 @@ class MemoryContext:
         tokens = shared.tokens if shared is not None else 0
         self._nearest = (np.arange(tokens)[None] >= tokens - left[:, None], own_seen)
 
+    @cached_property
+    def visible(self) -> np.ndarray:
+        """int (B,), or (1,) where it is the same for all rows: records that each row sees."""
+        if self._nearest is not None:
+            return np.asarray(sum(seen.sum(1) for seen in self._nearest))
+        own = self.own
+        held = own.store.row_mask() if own is not None and isinstance(own.store, RamStore) else None
+        mine = np.array([own.tokens if own is not None else 0]) if held is None else held.sum(1)
+        return np.asarray(mine + (self.shared.tokens if self.shared is not None else 0))
+
     def chunks(self, layer: int) -> Iterator[KVChunk]:
         """All visible chunks of a layer."""
         for number, part in enumerate((self.shared, self.own)):
@@ -204,6 +226,8 @@ class MemoryContext:
     def join(self, layer: int, window: LocalWindow, *, scale: float, softcap: float | None) -> Tensor:
         """See `AdditionalContext.join`."""
         out, lse = window.attend(scale=scale, softcap=softcap)
+        if self.balance_tokens is not None:
+            lse = balanced(lse, self.visible, self.balance_tokens)
         additional = self.attend(layer, window.outer_query, scale=scale, softcap=softcap)
         if additional is None:
             return out

@@ -14,7 +14,7 @@ from longfocus.memory.storage import storage_dtype
 
 
 class RamBackend:
-    """See `memory.MemoryBackend`."""
+    """See `backend.MemoryBackend`."""
 
     label = "This memory"
     writable = True

@@ -14,13 +14,11 @@ A model only reads a memory while it answers; nothing of a question or an answer
 from __future__ import annotations
 
 import dataclasses
-import os
-import shutil
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -32,14 +30,17 @@ from longfocus.errors import (
     MemoryStoreError,
     MemoryWriteError,
 )
+from longfocus.files import closed_on_error
 from longfocus.memory.approximate import IndexView, MemoryIndex, Ranges
+from longfocus.memory.backend import MemoryBackend
 from longfocus.memory.context import Part
 from longfocus.memory.contract import KVStore
 from longfocus.memory.documents import TOKEN_DTYPE, Document, Place, choose, ranges_of
 from longfocus.memory.fingerprint import tokenizer_fingerprint
+from longfocus.memory.folder import is_memory
 from longfocus.memory.geometry import MemoryGeometry
 from longfocus.memory.inram import RamBackend
-from longfocus.memory.ondisk import MANIFEST, UNFINISHED, DiskBackend, foreign_entries, is_memory
+from longfocus.memory.ondisk import DiskBackend
 from longfocus.memory.quantiser import has_faiss, require_faiss
 
 if TYPE_CHECKING:
@@ -49,44 +50,6 @@ _COPY_TOKENS = 4096
 _COPY_BYTES = 1 << 22
 _INDEX_STEP_TOKENS = 1 << 20
 """Tokens that are indexed before they are saved."""
-
-
-class MemoryBackend(Protocol):
-    """Where a memory's parts lie. What `append_*` and `store.append` were given counts from `commit` on."""
-
-    geometry: MemoryGeometry
-    store: Any
-    tokens: int
-    documents: list[Document]
-    """All, removed ones too; each stands at its id."""
-    label: str
-    writable: bool
-
-    @property
-    def text_bytes(self) -> int: ...
-    def append_table(self, rows: np.ndarray) -> None: ...
-    def append_text(self, data: bytes) -> None: ...
-    def commit(self, documents: Sequence[Document]) -> None: ...
-    def rollback(self) -> None: ...
-    def read_table(self, start: int, stop: int) -> np.ndarray: ...
-    def read_text(self, start: int, stop: int) -> bytes: ...
-    def clear(self) -> None: ...
-    @property
-    def stored_bytes(self) -> int: ...
-    def successor(self) -> Any: ...
-    def take_over(self, successor: Any) -> None: ...
-    def discard(self, successor: Any) -> None: ...
-    def close(self) -> None: ...
-
-    index: MemoryIndex | None
-    """Of this store, once it was asked for."""
-
-    def load_index(self) -> MemoryIndex: ...
-    def save_index(self, index: MemoryIndex) -> None: ...
-    @property
-    def has_saved_index(self) -> bool: ...
-    @property
-    def index_problem(self) -> str | None: ...
 
 
 class Memory:
@@ -160,11 +123,8 @@ class Memory:
             )
         memory = cls._over(DiskBackend(folder, writable=writable))
         if model is not None:
-            try:
+            with closed_on_error(memory):
                 memory.check(model, tokenizer)
-            except BaseException:
-                memory.close()
-                raise
         return memory
 
     def save(self, folder: str | Path, *, model: FocusedModel | None = None, model_source: str | None = None) -> None:
@@ -178,37 +138,11 @@ class Memory:
         """
         options = model.focus.config.to_dict() if model is not None else getattr(self._backend, "focus_options", {})
         source = model_source or getattr(self._backend, "model_source", None)
-        target = Path(folder)
-        unfinished = target / UNFINISHED
-        made = not os.path.lexists(target)
-        try:
-            target.mkdir(parents=True, exist_ok=True)
-            strangers = foreign_entries(target)
-            if is_memory(target):
-                raise MemoryWriteError(
-                    f"{target} holds a memory already; open it with writable=True and extend it, or choose a new folder."
-                )
-            if strangers:
-                raise MemoryWriteError(
-                    f"{target} is not an empty folder (it holds {strangers[0]!r}); choose a new one."
-                )
-            shutil.rmtree(unfinished, ignore_errors=True)
-            backend = DiskBackend.create(unfinished, self.geometry, focus_options=options, model_source=source)
-            with Memory._over(backend) as copy:
-                backend.durable = False
-                copy.extend(self)
-                if self.has_index and has_faiss():
-                    copy.update_index()
-                backend.sync()
-            names = sorted((entry.name for entry in unfinished.iterdir()), key=lambda name: name == MANIFEST)
-            for name in names:  # the manifest last: with it the memory is there, whole
-                os.replace(unfinished / name, target / name)
-        except OSError as error:
-            raise MemoryWriteError(f"{target} could not be written ({error.strerror or error}).") from error
-        finally:
-            shutil.rmtree(unfinished, ignore_errors=True)
-            if made and not is_memory(target):
-                shutil.rmtree(target, ignore_errors=True)
+        with DiskBackend.fill(Path(folder), self.geometry, focus_options=options, model_source=source) as backend:
+            copy = Memory._over(backend)
+            copy.extend(self)
+            if self.has_index and has_faiss():
+                copy.update_index()
 
     # -- what is inside ----------------------------------------------------------------------------------
 

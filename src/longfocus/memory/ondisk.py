@@ -18,66 +18,45 @@ one are not disturbed: they hold its files open, and files that are unlinked sta
 
 from __future__ import annotations
 
-import errno
-import json
-import mmap
 import os
-import re
 import shutil
 import weakref
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import filelock
 import numpy as np
-import torch
-from torch import Tensor
 
-from longfocus.errors import MemoryFormatError, MemoryLockedError, MemoryStoreError, MemoryWriteError
-from longfocus.files import sync, write_whole
+from longfocus.errors import MemoryFormatError, MemoryStoreError, MemoryWriteError
+from longfocus.files import closed_on_error, sync
 from longfocus.memory.approximate import MemoryIndex
-from longfocus.memory.contract import CHUNK_TOKENS, KVChunk, chunk_of
+from longfocus.memory.disk_store import DiskStore
 from longfocus.memory.documents import TOKEN_DTYPE, Document
+from longfocus.memory.folder import (
+    DATA_FILE,
+    JOURNAL,
+    MANIFEST,
+    UNFINISHED,
+    UNFINISHED_INDEX,
+    foreign_entries,
+    is_memory,
+    take_lock,
+    write_error,
+)
 from longfocus.memory.geometry import MemoryGeometry
 from longfocus.memory.index_files import IndexFiles
-from longfocus.memory.storage import storage_dtype
+from longfocus.memory.journal import Journal
+from longfocus.memory.manifest import VERSION_WITH_REMOVED, Manifest
 
-FORMAT = "longfocus-memory"
-VERSION = 1
-VERSION_WITH_REMOVED = 2
-"""Of memories that hold removed documents, which a reader of version 1 would take for live ones."""
-MANIFEST, JOURNAL, LOCK = "memory.json", "journal.jsonl", "lock"
-UNFINISHED = "unfinished"
-"""Sub-folder that `save` and compaction fill before they move the files up, what makes them count last."""
 VERIFY_ON_OPEN_BYTES = 1 << 30
 """Checksums of all data are compared when opening memories up to this size; `verify` does it for any."""
 
-_DATA_FILE = re.compile(r"(kv-\d{3,}|tokens|text|index-\d{3,})\.(\d+)\.bin|(index)\.(\d+)\.json")
-_UNFINISHED_INDEX = re.compile(r"index.*\.new")
-
-
-def is_memory(folder: Path) -> bool:
-    """Whether the folder looks like a saved memory."""
-    try:
-        return (folder / MANIFEST).is_file()
-    except (OSError, ValueError):  # not a possible path
-        return False
-
-
-def foreign_entries(folder: Path) -> list[str]:
-    """Names in a folder that keep it from becoming a memory; an unfinished `create` leaves none."""
-    ours = {LOCK, JOURNAL, JOURNAL + ".new", MANIFEST, MANIFEST + ".new", UNFINISHED}
-    names = [entry.name for entry in folder.iterdir()]
-    if MANIFEST not in names:  # data files without a manifest: a `save` that was killed while it moved them
-        names = [name for name in names if not _DATA_FILE.fullmatch(name) and not _UNFINISHED_INDEX.fullmatch(name)]
-    return [name for name in names if name not in ours]
-
 
 class DiskBackend:
-    """See `memory.MemoryBackend`. Readers take a snapshot of what is committed; one writer appends."""
+    """See `backend.MemoryBackend`. Readers take a snapshot of what is committed; one writer appends."""
 
     def __init__(self, folder: Path, *, writable: bool) -> None:
         """Open an existing memory.
@@ -96,20 +75,13 @@ class DiskBackend:
         self._crc: dict[str, int] = {}  # running checksums of what was written since the last commit, by file kind
         self._pending_rows = self._pending_text = 0  # token rows and bytes of text since the last commit
         self._lock = take_lock(folder) if writable else None
-        try:
-            manifest = _read_manifest(folder)
-            self.geometry: MemoryGeometry = manifest["geometry"]
-            self.focus_options: dict[str, Any] = manifest["focus"]
-            self.model_source: str | None = manifest["model_source"]
-            self._version: int = manifest["version"]
+        with closed_on_error(self):
+            self._manifest = Manifest.read(folder)
             self._load_snapshot()
             if writable:
                 self._sweep()
             if sum(size for _, size in self._expected_sizes()) <= VERIFY_ON_OPEN_BYTES:
                 self.verify()
-        except BaseException:
-            self.close()
-            raise
 
     @classmethod
     def create(
@@ -130,7 +102,7 @@ class DiskBackend:
             folder.mkdir(parents=True, exist_ok=True)
             strangers = foreign_entries(folder)
         except OSError as error:
-            raise _write_error(folder, error) from error
+            raise write_error(folder, error) from error
         if strangers or is_memory(folder):
             strangers = strangers or [MANIFEST]
             raise MemoryWriteError(
@@ -140,64 +112,107 @@ class DiskBackend:
         try:
             if is_memory(folder):
                 raise MemoryWriteError(f"{folder} became a memory just now, by another process; open it instead.")
-            manifest = {
-                "format": FORMAT,
-                "version": VERSION,
-                "geometry": geometry.to_dict(),
-                "focus": dict(focus_options),
-                "model_source": model_source,
-            }
-            write_whole(folder / JOURNAL, _first_line(generation))
-            _write_manifest(folder, manifest)
+            Journal.begin(folder, generation)
+            Manifest(geometry, dict(focus_options), model_source).write(folder)
         except OSError as error:
-            raise _write_error(folder, error) from error
+            raise write_error(folder, error) from error
         finally:
             lock.release()
         return cls(folder, writable=True)
 
+    @classmethod
+    @contextmanager
+    def fill(
+        cls, folder: Path, geometry: MemoryGeometry, *, focus_options: Mapping[str, Any], model_source: str | None
+    ) -> Iterator[DiskBackend]:
+        """An empty memory to be filled inside; afterwards it is in the folder, whole. If anything fails, it is not there at all.
+
+        Raises:
+            MemoryWriteError: the folder holds other files, or cannot be written.
+        """
+        unfinished = folder / UNFINISHED
+        made = not os.path.lexists(folder)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            strangers = foreign_entries(folder)
+            if is_memory(folder):
+                raise MemoryWriteError(
+                    f"{folder} holds a memory already; open it with writable=True and extend it, or choose a new folder."
+                )
+            if strangers:
+                raise MemoryWriteError(
+                    f"{folder} is not an empty folder (it holds {strangers[0]!r}); choose a new one."
+                )
+            shutil.rmtree(unfinished, ignore_errors=True)
+            with closing(
+                cls.create(unfinished, geometry, focus_options=focus_options, model_source=model_source)
+            ) as backend:
+                backend.durable = False
+                yield backend
+                backend.sync()
+            names = sorted((entry.name for entry in unfinished.iterdir()), key=lambda name: name == MANIFEST)
+            for name in names:  # the manifest last: with it the memory is there, whole
+                os.replace(unfinished / name, folder / name)
+        except OSError as error:
+            raise MemoryWriteError(f"{folder} could not be written ({error.strerror or error}).") from error
+        finally:
+            shutil.rmtree(unfinished, ignore_errors=True)
+            if made and not is_memory(folder):
+                shutil.rmtree(folder, ignore_errors=True)
+
     def _load_snapshot(self) -> None:
         """Read the journal and open the data files, which stay readable for this object whatever a writer does."""
-        self._load_journal()
+        failed: int | None = None
         while True:
+            self._journal = Journal(self.folder)
+            self.store = DiskStore(self)
+            self.index: MemoryIndex | None = None
+            self._index_files = IndexFiles(self.folder, self.generation)
             try:
                 self._check_sizes()
                 return
             except MemoryFormatError:
-                generation = self.generation
                 self._close_files()
-                self._load_journal()
-                if self.generation == generation:  # not a writer that cleared or compacted the memory in between
+                if self.generation == failed:  # not a writer that cleared or compacted the memory in between
                     raise
+                failed = self.generation
 
-    # -- journal -----------------------------------------------------------------------------------------
+    # -- what it is --------------------------------------------------------------------------------------
 
-    def _load_journal(self) -> None:
-        path = self.folder / JOURNAL
-        data = _read_file(path)
-        self.documents: list[Document] = []
-        self.tokens = self.text_bytes = 0
-        self._commits: list[dict[str, Any]] = []
-        whole = data[: data.rfind(b"\n") + 1]
-        try:
-            for line in whole.splitlines():
-                entry = _parse_line(line)
-                if entry["tokens"] < self.tokens or entry["text_bytes"] < self.text_bytes:
-                    raise ValueError("a commit takes tokens back")
-                self._commits.append(entry)
-                self.tokens, self.text_bytes = entry["tokens"], entry["text_bytes"]
-                for record in entry["documents"]:
-                    document = Document.from_dict(record)
-                    self.documents[document.id : document.id + 1] = [document]
-            self.generation = int(self._commits[0]["generation"])
-        except (ValueError, KeyError, TypeError, IndexError) as error:
-            number = len(self._commits) + 1
-            raise MemoryFormatError(
-                f"{path} is corrupted at line {number} ({error}); restore it from a copy."
-            ) from error
-        self._journal_bytes = len(whole)
-        self.store = DiskStore(self)
-        self.index: MemoryIndex | None = None
-        self._index_files = IndexFiles(self.folder, self.generation)
+    @property
+    def geometry(self) -> MemoryGeometry:
+        """What made it."""
+        return self._manifest.geometry
+
+    @property
+    def focus_options(self) -> dict[str, Any]:
+        """Options of the model that made it."""
+        return self._manifest.focus_options
+
+    @property
+    def model_source(self) -> str | None:
+        """Where that model was loaded from."""
+        return self._manifest.model_source
+
+    @property
+    def generation(self) -> int:
+        """Of the data files."""
+        return self._journal.generation
+
+    @property
+    def documents(self) -> list[Document]:
+        """See `Journal`."""
+        return self._journal.documents
+
+    @property
+    def tokens(self) -> int:
+        """Committed tokens."""
+        return self._journal.tokens
+
+    @property
+    def text_bytes(self) -> int:
+        """Committed bytes of text."""
+        return self._journal.text_bytes
 
     def layer_file(self, layer: int) -> Path:
         """Records of a layer."""
@@ -223,7 +238,7 @@ class DiskBackend:
             if size == 0:
                 continue
             try:
-                found = os.fstat(self._file(path)).st_size
+                found = os.fstat(self.file(path)).st_size
             except OSError as error:
                 raise MemoryFormatError(f"{path} is missing or unreadable ({error.strerror}).") from error
             if found < size:
@@ -242,10 +257,10 @@ class DiskBackend:
         spans += [(self._table_file, TOKEN_DTYPE.itemsize, "tokens"), (self._text_file, 1, "text_bytes")]
         for path, unit, counter in spans:
             done = 0
-            if not self._commits[-1][counter]:
+            if not self._journal.commits[-1][counter]:
                 continue
-            file = self._file(path)
-            for entry in self._commits:
+            file = self.file(path)
+            for entry in self._journal.commits:
                 length = (entry[counter] - done) * unit
                 if length and _crc_of(file, done * unit, length) != entry["crc"].get(_kind(path)):
                     where = f"between {counter.replace('_', ' ')} {done} and {entry[counter]}"
@@ -267,15 +282,15 @@ class DiskBackend:
 
     def append_table(self, rows: np.ndarray) -> None:
         """Token rows of the window that `store` was just given."""
-        self._write(self._table_file, (self.tokens + self._pending_rows) * TOKEN_DTYPE.itemsize, rows.tobytes())
+        self.write(self._table_file, (self.tokens + self._pending_rows) * TOKEN_DTYPE.itemsize, rows.tobytes())
         self._pending_rows += len(rows)
 
     def append_text(self, data: bytes) -> None:
         """Text of the window."""
-        self._write(self._text_file, self.text_bytes + self._pending_text, data)
+        self.write(self._text_file, self.text_bytes + self._pending_text, data)
         self._pending_text += len(data)
 
-    def _file(self, path: Path) -> int:
+    def file(self, path: Path) -> int:
         """Descriptor of a data file, opened on first use."""
         if self._closed:
             raise MemoryStoreError(f"{self.label} is closed; open it again with Memory.open.")
@@ -285,10 +300,11 @@ class DiskBackend:
             file = self._files[path] = os.open(path, flags, 0o644)
         return file
 
-    def _write(self, path: Path, offset: int, data: bytes | memoryview) -> None:
+    def write(self, path: Path, offset: int, data: bytes | memoryview) -> None:
+        """Write to a data file, beyond what is committed."""
         self._require_writer()
         try:
-            file = self._file(path)
+            file = self.file(path)
             view = memoryview(data)
             while view:
                 done = os.pwrite(file, view, offset)
@@ -296,60 +312,44 @@ class DiskBackend:
                 view, offset = view[done:], offset + done
         except OSError as error:
             self.rollback()
-            raise _write_error(path, error) from error
+            raise write_error(path, error) from error
 
     def rollback(self) -> None:
         """Forget what was written since the last commit; it is written over by the next window."""
-        self._crc.clear()
-        self._pending_rows = self._pending_text = 0
+        self._begin_window()
         self.store.rewind(self.tokens)
 
     def commit(self, documents: Sequence[Document]) -> None:
         """Make everything appended since the last commit durable, with these new or changed documents."""
         self._require_writer()
-        entry: dict[str, Any] = {
-            "generation": self.generation,
-            "tokens": self.store.tokens,
-            "text_bytes": self.text_bytes + self._pending_text,
-            "documents": [document.to_dict() for document in documents],
-            "crc": dict(self._crc),
-        }
-        line = _line(entry)
-        path = self.folder / JOURNAL
         try:
             if any(document.removed for document in documents):
                 self._raise_version()
             if self.durable:
                 self.sync()
-            journal = os.open(path, os.O_RDWR)
-            try:
-                os.ftruncate(journal, self._journal_bytes)  # a line that a killed writer left unfinished
-                view, offset = memoryview(line), self._journal_bytes
-                while view:
-                    done = os.pwrite(journal, view, offset)
-                    view, offset = view[done:], offset + done
-                if self.durable:
-                    os.fsync(journal)
-            finally:
-                os.close(journal)
+            self._journal.append(
+                documents,
+                tokens=self.store.tokens,
+                text_bytes=self.text_bytes + self._pending_text,
+                crc=dict(self._crc),
+                durable=self.durable,
+            )
         except OSError as error:
             self.rollback()
-            raise _write_error(path, error) from error
-        self._journal_bytes += len(line)
-        self._commits.append(entry)
-        self.tokens, self.text_bytes = entry["tokens"], entry["text_bytes"]
-        for document in documents:
-            self.documents[document.id : document.id + 1] = [document]
+            raise write_error(self._journal.path, error) from error
+        self._begin_window()
+
+    def _begin_window(self) -> None:
+        """Nothing is written since the last commit."""
         self._crc.clear()
         self._pending_rows = self._pending_text = 0
 
     def _raise_version(self) -> None:
         """Make the memory one that a longfocus which knows no removed documents refuses, before it holds one."""
-        if self._version < VERSION_WITH_REMOVED:
-            manifest = json.loads(_read_file(self.folder / MANIFEST))
-            manifest["version"] = VERSION_WITH_REMOVED
-            _write_manifest(self.folder, manifest)
-            self._version = VERSION_WITH_REMOVED
+        if self._manifest.version < VERSION_WITH_REMOVED:
+            raised = replace(self._manifest, version=VERSION_WITH_REMOVED)
+            raised.write(self.folder)
+            self._manifest = raised
 
     # -- the index ---------------------------------------------------------------------------------------
 
@@ -369,7 +369,7 @@ class DiskBackend:
         try:
             self._index_files.save(index)
         except OSError as error:
-            raise _write_error(self._index_files.header_file, error) from error
+            raise write_error(self._index_files.header_file, error) from error
 
     @property
     def has_saved_index(self) -> bool:
@@ -388,9 +388,9 @@ class DiskBackend:
         self._require_writer()
         try:
             with self._as_on_disk():
-                write_whole(self.folder / JOURNAL, _first_line(self.generation + 1))
+                Journal.begin(self.folder, self.generation + 1)
         except OSError as error:
-            raise _write_error(self.folder, error) from error
+            raise write_error(self.folder, error) from error
         self._sweep()
 
     @property
@@ -427,16 +427,16 @@ class DiskBackend:
             sync(made / JOURNAL)
             successor.close()
             for path in list(made.iterdir()):
-                if _DATA_FILE.fullmatch(path.name):
+                if DATA_FILE.fullmatch(path.name):
                     os.replace(path, self.folder / path.name)
             sync(self.folder)
             with self._as_on_disk():
                 os.replace(made / JOURNAL, self.folder / JOURNAL)
             os.replace(made / MANIFEST, self.folder / MANIFEST)  # the new one holds nothing that is removed
-            self._version = VERSION
+            self._manifest = successor._manifest
             sync(self.folder)
         except OSError as error:
-            raise _write_error(self.folder, error) from error
+            raise write_error(self.folder, error) from error
         finally:
             self.discard(successor)
 
@@ -451,31 +451,25 @@ class DiskBackend:
         store = self.store
         if store.tokens:
             for layer in self.geometry.layers:  # chunks of the old store stay readable without its files
-                store._mapped(layer)
+                store.mapped(layer)
         try:
             yield
         finally:
-            try:
+            with closed_on_error(self):  # half of it known: nothing may be written on that ground
                 self._close_files()
-                self._crc.clear()
-                self._pending_rows = self._pending_text = 0
+                self._begin_window()
                 generation = self.generation
                 self._load_snapshot()
                 if self.generation == generation:
                     self.store = store
-            except BaseException:  # half of it known: nothing may be written on that ground
-                self.close()
-                raise
 
     def _sweep(self) -> None:
         """Take away files that are no part of the memory: of other generations, and of what was never finished."""
         with suppress(OSError):  # they only take space
             for path in list(self.folder.iterdir()):
-                data = _DATA_FILE.fullmatch(path.name)
+                data = DATA_FILE.fullmatch(path.name)
                 other = data is not None and int(data[2] or data[4]) != self.generation
-                unfinished = path.name in (MANIFEST + ".new", JOURNAL + ".new") or _UNFINISHED_INDEX.fullmatch(
-                    path.name
-                )
+                unfinished = path.name in (MANIFEST + ".new", JOURNAL + ".new") or UNFINISHED_INDEX.fullmatch(path.name)
                 if other or unfinished:
                     path.unlink(missing_ok=True)
                 elif path.name == UNFINISHED:
@@ -488,14 +482,14 @@ class DiskBackend:
         if start >= stop:
             return np.zeros(0, dtype=TOKEN_DTYPE)
         size = TOKEN_DTYPE.itemsize
-        data = _read_at(self._file(self._table_file), start * size, (stop - start) * size, self._table_file)
+        data = _read_at(self.file(self._table_file), start * size, (stop - start) * size, self._table_file)
         return np.frombuffer(data, TOKEN_DTYPE)
 
     def read_text(self, start: int, stop: int) -> bytes:
         """UTF-8 bytes."""
         if start >= stop:
             return b""
-        return _read_at(self._file(self._text_file), start, stop - start, self._text_file)
+        return _read_at(self.file(self._text_file), start, stop - start, self._text_file)
 
     def _close_files(self) -> None:
         _close_all(self._files)
@@ -508,78 +502,6 @@ class DiskBackend:
             self._lock.release()
             self._lock = None
         self.writable = False
-
-
-class DiskStore:
-    """The `KVStore` over a memory's record files."""
-
-    rows = 1
-
-    def __init__(self, backend: DiskBackend) -> None:
-        geometry = backend.geometry
-        self._backend = backend
-        self.storage = storage_dtype(geometry.dtype)
-        self._shape = (2, geometry.kv_heads, self.storage.elements(geometry.head_dim))
-        self.record_bytes = 2 * geometry.kv_heads * self.storage.bytes(geometry.head_dim)
-        self._tokens = backend.tokens
-        self._maps: dict[int, Tensor] = {}
-
-    @property
-    def tokens(self) -> int:
-        """Committed and just appended."""
-        return self._tokens
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all layers' records."""
-        return self._tokens * self.record_bytes * len(self._backend.geometry.layers)
-
-    def append(self, records: Mapping[int, Tensor], mask: np.ndarray | None = None) -> None:
-        """See `KVStore.append`; written to the files, durable with the next commit."""
-        assert mask is None or mask.all(), "one text has no holes"
-        count = 0
-        for layer, new in records.items():
-            assert new.shape[0] == 1
-            data = self.storage.store(new[0].detach()).to("cpu").contiguous()
-            count = data.shape[0]
-            raw = data.view(torch.uint8).numpy().tobytes()
-            self._backend._write(self._backend.layer_file(layer), self._tokens * self.record_bytes, raw)
-        self._tokens += count
-
-    def rewind(self, tokens: int) -> None:
-        """Forget records beyond `tokens`."""
-        self._tokens = tokens
-        self._maps.clear()
-
-    def chunks(self, layer: int, start: int = 0, stop: int | None = None) -> Iterator[KVChunk]:
-        """See `KVStore.chunks`; views of the memory-mapped file."""
-        stop = self._tokens if stop is None else min(stop, self._tokens)
-        if start >= stop:
-            return
-        mapped = self._mapped(layer)
-        low = start
-        while low < stop:
-            high = min((low // CHUNK_TOKENS + 1) * CHUNK_TOKENS, stop)
-            yield chunk_of(mapped[low:high].unsqueeze(0), None, low, self.storage)
-            low = high
-
-    @property
-    def kv_heads(self) -> int:
-        return self._shape[1]
-
-    def gather(self, layer: int, head: int, tokens: Tensor) -> Tensor:
-        """See `KVStore.gather`; only the pages that hold the records are read."""
-        return self._mapped(layer)[:, :, head][tokens.to("cpu")]
-
-    def _mapped(self, layer: int) -> Tensor:
-        found = self._maps.get(layer)
-        if found is None or found.shape[0] < self._tokens:
-            shape = (self._tokens, *self._shape)
-            # copy-on-write: torch wants a writable array, the file must never change
-            file = self._backend._file(self._backend.layer_file(layer))
-            mapped = mmap.mmap(file, self._tokens * self.record_bytes, access=mmap.ACCESS_COPY)
-            found = self._maps[layer] = torch.frombuffer(mapped, dtype=self.storage.element).view(shape)
-        return found
 
 
 def _close_all(files: dict[Path, int]) -> None:
@@ -611,86 +533,3 @@ def _read_at(file: int, offset: int, length: int, path: Path) -> bytes:
         pieces.append(data)
         offset, length = offset + len(data), length - len(data)
     return b"".join(pieces)
-
-
-def _line(entry: dict[str, Any]) -> bytes:
-    body = json.dumps(entry, separators=(",", ":"), ensure_ascii=True)
-    return f"{zlib.crc32(body.encode()):08x} {body}\n".encode()
-
-
-def _parse_line(line: bytes) -> dict[str, Any]:
-    check, _, body = line.partition(b" ")
-    if f"{zlib.crc32(body):08x}".encode() != check:
-        raise ValueError("its checksum is wrong")
-    entry: dict[str, Any] = json.loads(body)
-    return entry
-
-
-def _first_line(generation: int) -> bytes:
-    return _line({"generation": generation, "tokens": 0, "text_bytes": 0, "documents": [], "crc": {}})
-
-
-def _write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
-    manifest["crc"] = _manifest_crc(manifest)
-    write_whole(folder / MANIFEST, (json.dumps(manifest, indent=2) + "\n").encode())
-
-
-def _read_file(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise MemoryFormatError(f"{path} is missing or unreadable ({error.strerror}).") from error
-
-
-def _read_manifest(folder: Path) -> dict[str, Any]:
-    path = folder / MANIFEST
-    data = _read_file(path)
-    try:
-        manifest = json.loads(data)
-        if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-            raise MemoryFormatError(f"{path} is not the manifest of a longfocus memory.")
-        if manifest["version"] not in (VERSION, VERSION_WITH_REMOVED):
-            raise MemoryFormatError(
-                f"{path} has format version {manifest['version']}; this longfocus reads versions {VERSION} and "
-                f"{VERSION_WITH_REMOVED}. Upgrade longfocus."
-            )
-        if manifest["crc"] != _manifest_crc(manifest):
-            raise ValueError("its checksum is wrong")
-        manifest["geometry"] = MemoryGeometry.from_dict(manifest["geometry"])
-        manifest["focus"] = dict(manifest["focus"])
-        manifest["model_source"] = manifest["model_source"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise MemoryFormatError(f"{path} is corrupted ({error}); restore it from a copy.") from error
-    return manifest
-
-
-def _manifest_crc(manifest: Mapping[str, Any]) -> str:
-    rest = {key: value for key, value in manifest.items() if key != "crc"}
-    return f"{zlib.crc32(json.dumps(rest, sort_keys=True, separators=(',', ':')).encode()):08x}"
-
-
-def take_lock(folder: Path) -> filelock.BaseFileLock:
-    """The writer's lock of a memory's folder, held until it is released.
-
-    Raises:
-        MemoryLockedError: somebody else holds it.
-        MemoryWriteError: the disk refused.
-    """
-    lock = filelock.FileLock(folder / LOCK)
-    try:
-        lock.acquire(timeout=0)
-    except filelock.Timeout as error:
-        raise MemoryLockedError(
-            f"The memory in {folder} is being written to, by another process or an object of this one that was not closed; wait until it has finished. Asking it works meanwhile."
-        ) from error
-    except OSError as error:
-        raise _write_error(folder, error) from error
-    return lock
-
-
-def _write_error(path: Path, error: OSError) -> MemoryWriteError:
-    if error.errno == errno.ENOSPC:
-        return MemoryWriteError(f"The disk is full: {path} could not be written. What was committed before is intact.")
-    return MemoryWriteError(
-        f"{path} could not be written ({error.strerror or error}). What was committed before is intact."
-    )

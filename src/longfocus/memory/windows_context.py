@@ -10,12 +10,13 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from longfocus.attention import attend, merge
 from longfocus.attention.context import LocalWindow
-from longfocus.memory.context import MemoryContext
+from longfocus.memory.context import MemoryContext, balanced
 from longfocus.memory.contract import KVChunk, chunk_of
 from longfocus.memory.dense import Scratch
 from longfocus.memory.exact import attend_top_k, best_keys, queries_at_once
@@ -35,6 +36,8 @@ class WindowsContext:
         k: int,
         scratch: Scratch,
         span: int | None = None,
+        replace_first: bool = False,
+        balance_tokens: int | None = None,
     ) -> None:
         """
         Args:
@@ -46,7 +49,9 @@ class WindowsContext:
             k: keys per query and head for top-k.
             scratch: buffers.
             span: each window sees only this many of the nearest records; None: all.
+            replace_first, balance_tokens: as `window_first` and `balance_tokens` of FocusConfig.
         """
+        self.replace_first, self.balance_tokens = replace_first, balance_tokens
         self.before, self.storage, self.check, self.span = before, storage, check, span
         self.retrieval = "dense" if retrieval == "approximate" and span is not None else retrieval
         self.k, self.scratch = k, scratch
@@ -66,6 +71,8 @@ class WindowsContext:
             seen.append((0 if self.span is None else max(0, stop - self.span), stop))
             stop += tokens
         out, lse = window.attend(scale=scale, softcap=softcap)
+        if self.balance_tokens is not None:
+            lse = balanced(lse, np.array([last - first for first, last in seen]), self.balance_tokens)
         queries = window.outer_query.split(1)
         if self.retrieval == "exact":
             parts = self._top_k(queries, chunks, seen, scale, softcap)
@@ -79,7 +86,10 @@ class WindowsContext:
     ) -> Tensor:
         """The k best of what was before, by its search, and of the windows before each, exactly."""
         tokens = window.query.shape[2]
+        held = int(self.before.visible[0]) if self.before is not None else 0
         out, lse = window.attend(scale=scale, softcap=softcap)
+        if self.balance_tokens is not None:
+            lse = balanced(lse, held + tokens * np.arange(len(lse)), self.balance_tokens)
         joined = []
         for row, query in enumerate(window.outer_query.split(1)):
             earlier = list(_between([own], 0, row * tokens))
@@ -104,8 +114,10 @@ class WindowsContext:
 
     def _write(self, layer: int, window: LocalWindow) -> KVChunk:
         """The windows' records as stored, one after another."""
-        both = torch.stack((window.outer_key, window.value), 2)  # (R, Hkv, 2, T, D)
-        plain = both.permute(0, 3, 2, 1, 4).flatten(0, 1).unsqueeze(0)
+        both = torch.stack((window.outer_key, window.value), 2).permute(0, 3, 2, 1, 4)  # (R, T, 2, Hkv, D)
+        if self.replace_first:
+            both = torch.cat((both[:, 1:2], both[:, 1:]), 1)
+        plain = both.flatten(0, 1).unsqueeze(0)
         self.check(layer, plain)
         self.records[layer] = self.storage.store(plain)
         return chunk_of(self.records[layer], None, 0, self.storage)

@@ -179,6 +179,8 @@ class FocusCache(Cache):
         """Columns fed so far, padding included: what transformers calls the sequence length."""
         self.valid = np.zeros((0, 0), dtype=bool)
         self.stored = np.zeros((0, 0), dtype=bool)
+        self.first = np.zeros((0, 0), dtype=bool)
+        """Columns whose token had nothing local before it when it was fed."""
         self.recorder: MassRecorder | None = None
         self._removable: int | None = None  # last columns that `crop` may take back; None: nothing has moved so far
         self._scratch = Scratch()  # of its own: two threads may read one memory at once
@@ -224,6 +226,7 @@ class FocusCache(Cache):
         memo[id(self)] = other
         other.memory_tokens, other._shared = self.memory_tokens, self._shared
         other.seen, other.valid, other.stored = self.seen, self.valid.copy(), self.stored.copy()
+        other.first = self.first.copy()
         other._own, other._removable = copy.deepcopy(self._own, memo), self._removable
         for mine, copied in zip(self.local_layers, other.local_layers, strict=True):
             if mine.keys is not None and mine.values is not None:
@@ -242,8 +245,7 @@ class FocusCache(Cache):
             reading: whether the window will be stored (then `read_span` applies).
         """
         if self.rows == 0:
-            self.valid = np.zeros((tokens.shape[0], 0), dtype=bool)
-            self.stored = np.zeros((tokens.shape[0], 0), dtype=bool)
+            self.valid, self.stored, self.first = (np.zeros((tokens.shape[0], 0), dtype=bool) for _ in range(3))
         self._moves = bool(drop.any())
         if self._moves:
             self._drop(drop)
@@ -253,6 +255,7 @@ class FocusCache(Cache):
         positions = np.maximum(np.cumsum(valid, 1) - 1, 0)
         key_positions = torch.from_numpy(positions).to(device)
         count = tokens.shape[1]
+        first = np.concatenate((self.first, tokens & (positions[:, positions.shape[1] - count :] == 0)), 1)
         config = self.focus.config
         base = None
         if config.memory_positions == "absolute":
@@ -267,14 +270,14 @@ class FocusCache(Cache):
             context=self._context(config.read_span if reading else None),
             query_base=base,
         )
-        self._pending = (valid, stored)
+        self._pending = (valid, stored, first)
         return window_pass
 
     def open_windows(self, count: int) -> tuple[WindowPass, WindowsContext]:
         """Let go of what is local, and describe a pass whose rows are the next `count` windows of the one text, all full
         and all to be stored (`take_windows`)."""
         if self.rows == 0:
-            self.valid = self.stored = np.zeros((1, 0), dtype=bool)
+            self.valid = self.stored = self.first = np.zeros((1, 0), dtype=bool)
         assert self.rows == 1, "windows of one text"
         self._drop(self.local_tokens)
         config = self.focus.config
@@ -288,6 +291,8 @@ class FocusCache(Cache):
             k=config.k,
             scratch=self._scratch,
             span=config.read_span,
+            replace_first=config.window_first == "replaced",
+            balance_tokens=config.balance_tokens,
         )
         positions = torch.arange(config.window_tokens, device=self.focus.device).expand(count, -1)
         window_pass = WindowPass(
@@ -311,7 +316,7 @@ class FocusCache(Cache):
     def close_pass(self, store: np.ndarray) -> None:
         """Account for the columns that the layers have appended; store whole windows of rows `store` (bool (B,))."""
         columns = self._pending[0].shape[1] - self.valid.shape[1]
-        self.valid, self.stored = self._pending
+        self.valid, self.stored, self.first = self._pending
         if store.any():
             self._removable = 0
         elif self._moves:
@@ -327,13 +332,13 @@ class FocusCache(Cache):
         Nothing is copied: passes write only behind what is there, and records are only appended.
         """
         layers = [layer.state for layer in self.local_layers]
-        state = (self.valid, self.stored, self.seen, self._removable, self._own)
+        state = (self.valid, self.stored, self.first, self.seen, self._removable, self._own)
         tokens = self._own.tokens if self._own is not None else 0
 
         def restore() -> None:
             for layer, before in zip(self.local_layers, layers, strict=True):
                 layer.state = before
-            self.valid, self.stored, self.seen, self._removable, self._own = state
+            self.valid, self.stored, self.first, self.seen, self._removable, self._own = state
             if self._own is not None:
                 self._own.rewind(tokens)
 
@@ -363,6 +368,7 @@ class FocusCache(Cache):
             "rerank": config.rerank,
             "scratch": self._scratch,
             "span": span,
+            "balance_tokens": config.balance_tokens,
             "recorder": self.recorder,
         }
         return shared.context(own, **options) if shared is not None else MemoryContext(None, own, **options)
@@ -370,19 +376,45 @@ class FocusCache(Cache):
     # -- moving tokens to memory -------------------------------------------------------------------------
 
     def _drop(self, count: np.ndarray) -> None:
-        """Let go of each row's oldest `count` tokens; those not yet in memory move there."""
+        """Let go of each row's oldest `count` tokens (but of no anchor); those not yet in memory move there."""
         order = np.cumsum(self.valid, 1)
-        leaving = self.valid & (order <= count[:, None])
+        anchors = self._anchors(count, order)
+        leaving = self.valid & ~anchors & (order <= (count + anchors.any(1))[:, None])
         self._move(leaving)
         self.valid = self.valid & ~leaving
         self.stored = self.stored & ~leaving
+        if anchors.any():
+            self._shift_back(self._close_up(np.where(anchors, 0, count[:, None])))
+            return
         used = np.flatnonzero(self.valid.any(0))
         trim = int(used[0]) if used.size else self.valid.shape[1]
-        self.valid, self.stored = self.valid[:, trim:], self.stored[:, trim:]
+        self.valid, self.stored, self.first = (flags[:, trim:] for flags in (self.valid, self.stored, self.first))
         for layer in self.local_layers:
             layer.trim(trim)
         if self.valid.shape[1]:
-            self._shift_back(count)
+            self._shift_back(count[:, None])
+
+    def _anchors(self, count: np.ndarray, order: np.ndarray) -> np.ndarray:
+        """bool (B, L): the first tokens of windows that lose `count` tokens but keep others."""
+        stays = (count > 0) & (count < order[:, -1] - 1) if order.shape[1] else count > 0
+        if not self.focus.config.anchored or not stays.any():
+            return np.zeros_like(self.valid)
+        return self.valid & self.first & (order == 1) & stays[:, None]
+
+    def _close_up(self, by: np.ndarray) -> np.ndarray:
+        """Lay the valid columns of each row side by side, all rows ending together; gives `by` (B, L) of the new columns."""
+        width = int(self.valid.sum(1).max())
+        kept = np.argsort(self.valid, 1, kind="stable")[
+            :, self.valid.shape[1] - width :
+        ]  # what is not valid comes first
+        self.valid, self.stored, self.first, by = (
+            np.take_along_axis(each, kept, 1) for each in (self.valid, self.stored, self.first, by)
+        )
+        index = torch.from_numpy(kept).to(self.focus.device)[:, None, :, None]
+        for layer in self.local_layers:
+            if layer.keys is not None and layer.values is not None:
+                layer.replace(*(torch.take_along_dim(each, index, 2) for each in (layer.keys, layer.values)))
+        return by
 
     def _shift_back(self, count: np.ndarray) -> None:
         by = torch.from_numpy(count.astype(np.int64)).to(self.focus.device)
@@ -400,17 +432,30 @@ class FocusCache(Cache):
             self.stored = self.stored | moving
             return
         low, high = int(used[0]), int(used[-1]) + 1
+        rows, first, after = self._replaced(moving)
+        end = max(high, int(after.max(initial=0)) + 1)
         records: dict[int, Tensor] = {}
         with torch.no_grad():
             for index in self.focus.config.layers:
                 layer = self.local_layers[index]
                 assert layer.keys is not None and layer.values is not None
-                keys = self._encode(index, layer.keys[:, :, low:high], low, high)
-                record = torch.stack((keys, layer.values[:, :, low:high]), 2).permute(0, 3, 2, 1, 4)
-                self._check_range(index, record)
-                records[index] = record
+                keys = self._encode(index, layer.keys[:, :, low:end], low, end)
+                record = torch.stack((keys, layer.values[:, :, low:end]), 2).permute(0, 3, 2, 1, 4)
+                if len(rows):
+                    record[rows, first - low] = record[rows, after - low]
+                self._check_range(index, record[:, : high - low])
+                records[index] = record[:, : high - low]
             self._store_for(moving.shape[0]).append(records, moving[:, low:high])
         self.stored = self.stored | moving
+
+    def _replaced(self, moving: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Rows and columns of moving tokens whose record is replaced, and the columns of those that take their place."""
+        if self.focus.config.window_first == "kept":
+            return (np.zeros(0, dtype=np.int64),) * 3
+        rows, first = np.nonzero(moving & self.first)
+        later = self.valid[rows] & (np.arange(self.valid.shape[1])[None] > first[:, None])
+        alone = ~later.any(1)
+        return rows[~alone], first[~alone], later.argmax(1)[~alone]
 
     def _check_range(self, index: int, record: Tensor) -> None:
         """Refuse keys and values of a layer that are too large for how they are stored."""
@@ -469,7 +514,7 @@ class FocusCache(Cache):
             self._own.select_rows(indices.cpu())
         elif self._own is not None:
             self._own = None
-        self.valid, self.stored = self.valid[index], self.stored[index]
+        self.valid, self.stored, self.first = self.valid[index], self.stored[index], self.first[index]
         for layer in self.local_layers:
             layer.select(indices)
 
@@ -504,7 +549,9 @@ class FocusCache(Cache):
             raise UnsupportedCallError(
                 "crop: padding lies among the last tokens; crop works on rows that end together."
             )
-        self.valid, self.stored = self.valid[:, : local - count], self.stored[:, : local - count]
+        self.valid, self.stored, self.first = (
+            flags[:, : local - count] for flags in (self.valid, self.stored, self.first)
+        )
         for layer in self.local_layers:
             layer.cut(count)
         self.seen -= count
@@ -516,5 +563,5 @@ class FocusCache(Cache):
         for layer in self.local_layers:
             layer.replace(None, None)
         self.seen, self._removable = 0, None
-        self.valid, self.stored = np.zeros((0, 0), dtype=bool), np.zeros((0, 0), dtype=bool)
+        self.valid, self.stored, self.first = (np.zeros((0, 0), dtype=bool) for _ in range(3))
         self._own = None

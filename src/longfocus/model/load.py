@@ -14,7 +14,7 @@ from longfocus.config import FocusConfig
 from longfocus.errors import ConfigError, LongfocusError, ModelNotFoundError
 from longfocus.model import longllama
 from longfocus.model.attach import attach
-from longfocus.model.default_model import BASE, FINE_TUNE, FOCUS, default_model_path
+from longfocus.model.default_model import BASE, FINE_TUNE, FINE_TUNE_FOCUS, FOCUS, default_model_path
 from longfocus.model.default_model import NAME as DEFAULT
 from longfocus.model.gates import restore_gates
 from longfocus.model.weights import load_weights
@@ -78,9 +78,10 @@ def load(
             kept = getattr(model.config, "longfocus", None)
             stored = FocusConfig.from_dict(kept) if kept else None
         restore_gates(model)
-        if str(path_or_id) in (DEFAULT, BASE):
+        if str(path_or_id) == BASE:
             stored = FOCUS
         if str(path_or_id) == DEFAULT:
+            stored = FINE_TUNE_FOCUS
             load_weights(model, FINE_TUNE)
     except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
         if isinstance(error, LongfocusError):

@@ -1,5 +1,5 @@
-"""Experiments of the Focused Transformer paper (arXiv 2307.03170), one a file: trained, evaluated, drawn beside the paper's
-numbers. This table imports nothing heavy; an experiment's module is imported when it is asked for."""
+"""Experiments of the Focused Transformer paper (arXiv 2307.03170), and some that it left open, one a file: trained, evaluated,
+drawn beside the paper's numbers. This table imports nothing heavy; an experiment's module is imported when it is asked for."""
 
 from __future__ import annotations
 
@@ -15,6 +15,18 @@ EXPERIMENTS = {
     "dictionary": "longfocus.reproduce.dictionary:EXPERIMENT",
     "distraction": "longfocus.reproduce.distraction:EXPERIMENT",
     "multidoc": "longfocus.reproduce.multidoc:EXPERIMENT",
+    "differentiable": "longfocus.reproduce.differentiable:EXPERIMENT",
+    "extending": "longfocus.reproduce.extending:EXPERIMENT",
+    "single-document": "longfocus.reproduce.single_document:EXPERIMENT",
+    "memory-length": "longfocus.reproduce.memory_length:EXPERIMENT",
+    "gate": "longfocus.reproduce.gate:EXPERIMENT",
+    "then-memorizing": "longfocus.reproduce.then_memorizing:EXPERIMENT",
+    "memory-positions": "longfocus.reproduce.memory_positions:EXPERIMENT",
+    "negatives": "longfocus.reproduce.negatives:EXPERIMENT",
+    "contrast": "longfocus.reproduce.contrast:EXPERIMENT",
+    "mixed-shares": "longfocus.reproduce.mixed_shares:EXPERIMENT",
+    "memory-layer": "longfocus.reproduce.memory_layer:EXPERIMENT",
+    "keys": "longfocus.reproduce.keys:EXPERIMENT",
 }
 """Name -> module:object, in the order of `longfocus reproduce --list`."""
 

@@ -111,6 +111,54 @@ class Better:
 
 
 @dataclass(frozen=True)
+class Alike:
+    """Two lines differ by at most a share of the second one's number, at every x from `least` on."""
+
+    text: str
+    line: str
+    than: str
+    within: float
+    """0.01: by 1%."""
+    least: float = 0.0
+
+    def check(self, numbers: Sequence[Number], show: Callable[[float], str]) -> Verdict:
+        """By the mean difference over seeds; held where its whole interval is inside, not where it is wholly outside."""
+        outcomes: list[Outcome] = []
+        said = []
+        for x in _xs(numbers, self.line, self.than):
+            if x < self.least:
+                continue
+            ours, other = by_seed(numbers, self.line, x), by_seed(numbers, self.than, x)
+            estimate = mean_of([ours[seed] / other[seed] - 1 for seed in sorted(ours.keys() & other.keys())])
+            if -self.within <= estimate.low and estimate.high <= self.within:
+                outcomes.append("held")
+            elif estimate.high < -self.within or estimate.low > self.within:
+                outcomes.append("did not hold")
+            else:
+                outcomes.append("undecided")
+            said.append(_said(x, estimate, lambda value: f"{100 * value:+.2f}%"))
+        return Verdict(_all(outcomes), "differs, " + "; ".join(said) if said else "not measured")
+
+
+@dataclass(frozen=True)
+class Falls:
+    """A line's number at the largest x is lower than at the smallest one from `least` on."""
+
+    text: str
+    line: str
+    least: float = 0.0
+
+    def check(self, numbers: Sequence[Number], show: Callable[[float], str]) -> Verdict:
+        """By the mean fall over seeds."""
+        xs = [x for x in _xs(numbers, self.line) if x >= self.least]
+        if len(xs) < 2:
+            return Verdict("undecided", "not measured at two x")
+        first, last = by_seed(numbers, self.line, xs[0]), by_seed(numbers, self.line, xs[-1])
+        estimate = mean_of([first[seed] - last[seed] for seed in sorted(first.keys() & last.keys())])
+        return Verdict(side(estimate), f"from {xs[0]:,.0f} lower by, {_said(xs[-1], estimate, show)}")
+
+
+@dataclass(frozen=True)
 class AtLeast:
     """A line reaches a level at one x."""
 

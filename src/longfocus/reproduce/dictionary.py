@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from longfocus.reproduce.claims import AtLeast, Better
-from longfocus.reproduce.experiment import Experiment, Line, Published, Scale, Told
+from longfocus.reproduce.experiment import Experiment, Line, Model, Published, Scale, Told
 
 FOT, PLAIN = "fot", "plain"
 _16M = float(1 << 24)
@@ -108,8 +108,13 @@ def scale(name: str, texts: Path) -> Scale:
     options = {**_OPTIONS[name], **form}
     return Scale(
         lines=(
-            Line(FOT, "FoT, d = 1 then 128", fot, focus={} if name == "smoke" else {"memory_dtype": "float16"}),
-            Line(PLAIN, "plain transformer", plain, plain=True),
+            Line(
+                FOT,
+                "FoT, d = 1 then 128",
+                Model(FOT, fot),
+                focus={} if name == "smoke" else {"memory_dtype": "float16"},
+            ),
+            Line(PLAIN, "plain transformer", Model(PLAIN, plain), plain=True),
         ),
         seeds=_SEEDS[name],
         options=options,

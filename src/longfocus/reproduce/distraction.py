@@ -20,12 +20,12 @@ def scale(name: str, texts: Path) -> Scale:
     documents = [1, 2, 4] if name == "smoke" else [1, 2, 4, 8, 16, 32, 64]
     options = {
         "documents": documents,
-        "texts": ["pg19" if name == "paper" else "books"],
+        "texts": [lm.books(name)],
         "samples": 4 if name == "smoke" else 64,
         "by_layer": False,
     }
     return Scale(
-        lines=tuple(Line(line, lm.TITLES[line], lm.recipe(line, name, texts)) for line in _LINES),
+        lines=tuple(Line(line, lm.TITLES[line], lm.model(line, name, texts)) for line in _LINES),
         seeds=lm.SEEDS[name],
         options=options,
         about=lm.ABOUT[name],

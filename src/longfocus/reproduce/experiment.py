@@ -1,4 +1,4 @@
-"""What an experiment is: lines of a figure, each a training recipe and how its model is evaluated; the paper's numbers; claims.
+"""What an experiment is: lines of a figure, each a trained model and how it is evaluated; the paper's numbers; claims.
 
 A whole one is `reproduce/dictionary.py`. An experiment has the same lines at every scale:
 
@@ -20,34 +20,82 @@ from longfocus.reproduce.claims import Claim
 from longfocus.training.recipes import Recipe
 
 SCALES = ("smoke", "small", "paper")
+RESULT_FOLDER = "model"
+"""In a run's folder."""
+_SEEDS_APART = 1000
 
 
 @dataclass(frozen=True)
-class Line:
-    """A line of the figure: a model that is trained, with several seeds, and evaluated."""
+class Model:
+    """What is trained, with several seeds. Experiments that need the same model give it the same name, recipe and base, and it is
+    trained once."""
 
     name: str
-    """Short, for folders and claims: fot, plain, d8."""
-    title: str
-    """For tables and the figure."""
+    """Short, for folders: fot, lm-plain, lm-d8."""
     recipe: Mapping[str, Any]
-    """A training recipe as plain data, without run.seed and run.output. Experiments that train the same model give it the same
-    name and recipe, and it is trained once."""
-    plain: bool = False
-    """Evaluated with full attention, without a memory."""
-    focus: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of FocusConfig that differ in the evaluation."""
-    where: Mapping[str, str] = field(default_factory=dict)
-    """Which rows of the evaluation are the line's, beside `Experiment.where`."""
+    """A training recipe as plain data, without run.seed and run.output; with a base, without model too."""
+    base: Model | None = None
+    """Trained before; training goes on from the base of the same seed."""
 
-    def trained_as(self, scale: str, seed: int, folder: Path) -> Recipe:
-        """The recipe of one seed, which trains into a folder of its own below `folder`.
+    def folder(self, scale: str, seed: int, within: Path) -> Path:
+        """Where the run of one seed lies in the folder of all models."""
+        return within / f"{self.name}-{scale}-seed{seed}"
+
+    def trained_as(self, scale: str, seed: int, within: Path) -> Recipe:
+        """The recipe of one seed, which trains into a folder of its own below `within`.
 
         Raises:
             ConfigError: the recipe is not valid.
         """
-        run = {**self.recipe["run"], "seed": seed, "output": str(folder / f"{self.name}-{scale}-seed{seed}")}
-        return Recipe.check({**self.recipe, "run": run}, f"recipe of {self.name}")
+        recipe = dict(self.recipe)
+        if self.base is not None:
+            assert "model" not in recipe, "a base or a model"
+            recipe["model"] = str(self.base.folder(scale, seed, within) / RESULT_FOLDER)
+        draws = seed + _SEEDS_APART * (len(self.lineage) - 1)  # other documents than the base began with
+        recipe["run"] = {**recipe["run"], "seed": draws, "output": str(self.folder(scale, seed, within))}
+        return Recipe.check(recipe, f"recipe of {self.name}")
+
+    @property
+    def lineage(self) -> tuple[Model, ...]:
+        """The first base, what began from it, and so on to this model."""
+        return (*(self.base.lineage if self.base is not None else ()), self)
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of the figure: a model, and how it is evaluated."""
+
+    name: str
+    """Short, for claims and folders."""
+    title: str
+    """For tables and the figure."""
+    model: Model
+    plain: bool = False
+    """Evaluated with full attention, without a memory."""
+    focus: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of FocusConfig that differ in the evaluation."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Options of the task that differ from the scale's."""
+    where: Mapping[str, str | int] = field(default_factory=dict)
+    """Which rows of the evaluation are the line's, beside `Experiment.where`."""
+    group: str = ""
+    """Lines of a group share a panel of the figure and a table."""
+
+    def evaluated_as(self, other: Line) -> bool:
+        """Whether one evaluation serves both lines."""
+        ours, theirs = ((x.model, x.plain, x.focus, x.options) for x in (self, other))
+        return ours == theirs
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """One model, measured once a seed for all lines that read its rows."""
+
+    name: str
+    """That of its first line."""
+    lines: Sequence[Line]
+    options: Mapping[str, Any]
+    """Of the task, all of them."""
 
 
 @dataclass(frozen=True)
@@ -56,13 +104,34 @@ class Scale:
 
     lines: Sequence[Line]
     seeds: int
-    """Each line is trained with seeds 0 to seeds - 1."""
+    """Each model is trained with seeds 0 to seeds - 1."""
     options: Mapping[str, Any]
     """Of the task."""
     about: str
     """Sizes in a sentence, for the page."""
     departures: Sequence[str] = ()
     """What differs from the paper, or was chosen where it is silent."""
+
+    @property
+    def models(self) -> tuple[Model, ...]:
+        """Every model once, a base before what begins from it."""
+        found: dict[str, Model] = {}
+        for line in self.lines:
+            for model in line.model.lineage:
+                assert found.setdefault(model.name, model) == model, f"two models are called {model.name}"
+        return tuple(found.values())
+
+    @property
+    def evaluations(self) -> tuple[Evaluation, ...]:
+        """What is measured, in the order of the lines."""
+        shared: list[list[Line]] = []
+        for line in self.lines:
+            known = next((lines for lines in shared if lines[0].evaluated_as(line)), None)
+            if known is None:
+                shared.append([line])
+            else:
+                known.append(line)
+        return tuple(Evaluation(lines[0].name, lines, {**self.options, **lines[0].options}) for lines in shared)
 
 
 @dataclass(frozen=True)
@@ -79,7 +148,7 @@ class Published:
     """The paper's numbers, typed in."""
 
     where: str
-    """Figure or table."""
+    """Figure or table; empty where the paper has no such numbers."""
     lines: Mapping[str, Mapping[float, Told]]
     """Line -> x -> number."""
     note: str = ""
@@ -87,12 +156,12 @@ class Published:
 
 @dataclass(frozen=True)
 class Experiment:
-    """One figure of the paper."""
+    """One figure of the paper, or one that it lacks."""
 
     name: str
     title: str
     paper: str
-    """Section and figure."""
+    """Section and figure; empty where it has none."""
     scale: Callable[[str, Path], Scale]
     """(name of a scale, folder of texts) -> what is done there."""
     task: str
@@ -106,5 +175,5 @@ class Experiment:
     """The measure is a share, told in %."""
     published: Published
     claims: Sequence[Claim]
-    where: Mapping[str, str] = field(default_factory=dict)
+    where: Mapping[str, str | int] = field(default_factory=dict)
     """Rows of the task with these values are the figure's."""

@@ -1,13 +1,17 @@
-"""The language models that several experiments share (sections 3.3 and 5.3): one recipe a name, trained once.
+"""The language models that several experiments share (sections 3.3 and 5.3, appendix C): one recipe a name, trained once.
 
 Previous and current window of each place are fed together and the document moves on by one window a step; memory layers have no
-positions and learn a temperature for each head.
+positions and learn a temperature for each head. `model` has those of several experiments, `crossbatch` and `memorizing` make
+others that differ in what they name.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from longfocus.reproduce.experiment import Model
 
 PLAIN = "lm-plain"
 """Sees its window only."""
@@ -28,7 +32,7 @@ TITLES = {
     **{seeing(d): f"FoT, d = {d}" for d in (1, 2, 4, 8)},
 }
 
-_SHAPES: dict[str, dict[str, Any]] = {
+SHAPES: dict[str, dict[str, Any]] = {
     "smoke": {"layers": 3, "hidden": 32, "heads": 4, "intermediate": 64},
     "small": {"layers": 4, "hidden": 128, "heads": 4, "kv_heads": 2, "intermediate": 352, "deviation": 0.09},
     "paper": {
@@ -42,9 +46,11 @@ _SHAPES: dict[str, dict[str, Any]] = {
 }
 MEMORY_LAYER = {"smoke": 1, "small": 2, "paper": 8}
 WINDOW = {"smoke": 32, "small": 128, "paper": 512}
-_PLACES = {"smoke": 4, "small": 64, "paper": 64}
-_STEPS = {"smoke": 20, "small": 500, "paper": 500_000}
-_MEMORY = {"smoke": 128, "small": 2048, "paper": 16_384}
+PLACES = {"smoke": 4, "small": 64, "paper": 64}
+STEPS = {"smoke": 20, "small": 500, "paper": 500_000}
+_WARMUP = {"smoke": 2, "small": 100, "paper": 1000}
+MEMORY = {"smoke": 128, "small": 2048, "paper": 16_384}
+"""Tokens that the Memorizing Transformer remembers in training."""
 K = {"smoke": 8, "small": 32, "paper": 128}
 SEEDS = {"smoke": 1, "small": 3, "paper": 3}
 
@@ -62,15 +68,68 @@ DEPARTURES = {
     ),
     "paper": ("the gated MLP of a Llama, its width chosen for 184M weights",),
 }
-SILENT = (
+CHOSEN = (
     "chosen where our notes on the paper are silent: learning rate 1e-3 with 1,000 steps of warm-up (100 at small scale), "
-    "weights drawn with deviation 0.02 (0.09 at small scale), windows of 512, the last tenth of the steps for d = 64, memory layer 8 counted from 0"
+    "weights drawn with deviation 0.02 (0.09 at small scale), memory layer 8 counted from 0"
 )
+SILENT = f"{CHOSEN}, windows of 512 in all of these experiments"
+
+TWO_WINDOWS = "for d = 2, w = 2 the two negatives are windows of two other documents, not two windows of one"
+
+MANY: dict[str, dict[str, Any]] = {
+    "smoke": {"lengths": [64, 128], "own": 64, "stride": 64, "block": 32, "tokens": 200, "up_to": 2000},
+    "small": {
+        "lengths": ["1k", "4k", "16k", "64k"],
+        "own": 512,
+        "stride": 512,
+        "block": 128,
+        "tokens": 32_768,
+        "up_to": 131_072,
+    },
+    "paper": {
+        "lengths": ["2k", "8k", "32k", "128k", "512k"],
+        "own": 2048,
+        "stride": 2048,
+        "block": 512,
+        "tokens": 1 << 20,
+    },
+}
+"""Options of the task `perplexity` where memory fills with other documents; without texts and settings."""
+ONE: dict[str, dict[str, Any]] = {
+    "smoke": {"lengths": [32, 128], "stride": 64, "block": 32, "tokens": 200, "up_to": 2000},
+    "small": {"lengths": [512, "2k", "8k", "32k"], "stride": 512, "block": 128, "tokens": 32_768, "up_to": 65_536},
+    "paper": {"lengths": ["2k", "8k", "32k", "64k"], "stride": 2048, "block": 512, "tokens": 1 << 20},
+}
+"""The same where memory holds the own document only."""
+
+
+def many_documents(scale: str) -> dict[str, Any]:
+    """Options of `perplexity` on books, memory filling with other books."""
+    return {**MANY[scale], "texts": [books(scale)], "settings": ["multi"]}
+
+
+def one_document(scale: str) -> dict[str, Any]:
+    """Options of `perplexity` on books, each by itself."""
+    return {**ONE[scale], "texts": [books(scale)], "settings": ["single"]}
+
+
+def books(scale: str) -> str:
+    """The set of held-out books."""
+    return "pg19" if scale == "paper" else "books"
+
+
+def own_of_many(scale: str) -> str:
+    """What `many_documents` does otherwise than the paper, for `Scale.departures`."""
+    return (
+        f"memory holds the last {MANY[scale]['own']} tokens of the own document and as many of each other one, instead of all that "
+        "was read before"
+    )
+
 
 _PIECES = 16_385
 
 
-def _sources(scale: str, texts: Path) -> list[dict[str, Any]]:
+def sources(scale: str, texts: Path) -> list[dict[str, Any]]:
     if scale == "paper":
         return [{"name": "pg19", "kind": "hub", "dataset": "emozilla/pg19", "share": 1.0}]
     if scale == "smoke":
@@ -90,35 +149,77 @@ def _sources(scale: str, texts: Path) -> list[dict[str, Any]]:
     ]
 
 
-def recipe(name: str, scale: str, texts: Path) -> dict[str, Any]:
-    """The training recipe of a model, without seed and output."""
-    switched = [{"after": 0, "mix": {"d": 2}}, {"after": 0.9, "mix": {"d": _PLACES[scale]}}]
-    mixes: dict[str, dict[str, Any]] = {
-        PLAIN: {"mix": "local"},
-        SWITCHED: {"stages": switched},
-        **{seeing(d): {"mix": {"d": d}} for d in (1, 2, 4, 8)},
-    }
-    made: dict[str, Any] = {
-        "model": {**_SHAPES[scale], "temperature": True},
+def recipe(
+    scale: str,
+    texts: Path,
+    *,
+    focus: Mapping[str, Any] | None = None,
+    data: Sequence[Mapping[str, Any]] | None = None,
+    steps: int | None = None,
+) -> dict[str, Any]:
+    """What the recipes have in common: all but the method.
+
+    Args:
+        focus: fields that differ.
+        data: other sources.
+        steps: fewer or more.
+    """
+    steps = steps or STEPS[scale]
+    return {
+        "model": {**SHAPES[scale], "temperature": True},
         "focus": {
             "memory_layers": [MEMORY_LAYER[scale]],
             "window": WINDOW[scale],
             "memory_positions": "none",
             "retrieval": "exact",
             "k": K[scale],
+            **(focus or {}),
         },
         "train": {"what": "all"},
-        "data": {"sources": _sources(scale, texts)},
-        "optimizer": {"lr": 1e-3, "warmup_steps": {"smoke": 2, "small": 100, "paper": 1000}[scale]},
+        "data": {"sources": list(data or sources(scale, texts))},
+        "optimizer": {"lr": 1e-3, "warmup_steps": min(_WARMUP[scale], steps // 5)},
         "run": {
-            "steps": _STEPS[scale],
+            "steps": steps,
             "precision": "float32" if scale == "smoke" else "auto",
             "device": "cpu" if scale == "smoke" else "auto",
             "save_every": {"smoke": 10, "small": 50, "paper": 1000}[scale],
             "log_every": {"smoke": 5, "small": 10, "paper": 100}[scale],
         },
     }
+
+
+def crossbatch(name: str, scale: str, texts: Path, part: Mapping[str, Any], **common: Any) -> Model:
+    """A model by the Focused Transformer's training.
+
+    Args:
+        part: fields of the recipe's section `crossbatch` that differ; a mix or stages among them.
+        common: as `recipe`.
+    """
+    shape = {"places": PLACES[scale], "windows_per_step": 2, "stride": 1}
+    return Model(name, {**recipe(scale, texts, **common), "crossbatch": {**shape, **part}})
+
+
+def memorizing(name: str, scale: str, texts: Path, part: Mapping[str, Any] | None = None, **common: Any) -> Model:
+    """A Memorizing Transformer.
+
+    Args:
+        part: fields of the recipe's section `memorizing` that differ.
+        common: as `recipe`.
+    """
+    shape = {"places": PLACES[scale], "memory": MEMORY[scale], "k": K[scale]}
+    return Model(
+        name, {**recipe(scale, texts, **common), "method": "memorizing", "memorizing": {**shape, **(part or {})}}
+    )
+
+
+def model(name: str, scale: str, texts: Path) -> Model:
+    """A model that several experiments measure."""
     if name == MEMORIZING:
-        part = {"places": _PLACES[scale], "memory": _MEMORY[scale], "k": K[scale]}
-        return {**made, "method": "memorizing", "memorizing": part}
-    return {**made, "crossbatch": {"places": _PLACES[scale], "windows_per_step": 2, "stride": 1, **mixes[name]}}
+        return memorizing(name, scale, texts)
+    switched = [{"after": 0, "mix": {"d": 2}}, {"after": 0.9, "mix": {"d": PLACES[scale]}}]
+    mixes: dict[str, dict[str, Any]] = {
+        PLAIN: {"mix": "local"},
+        SWITCHED: {"stages": switched},
+        **{seeing(d): {"mix": {"d": d}} for d in (1, 2, 4, 8)},
+    }
+    return crossbatch(name, scale, texts, mixes[name])

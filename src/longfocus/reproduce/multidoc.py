@@ -6,7 +6,6 @@ The Memorizing Transformer, measured with its own document alone in memory, is t
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from longfocus.reproduce import language_models as lm
 from longfocus.reproduce.claims import Better
@@ -17,33 +16,14 @@ _LINES = (D1, D2, D4, D8, lm.SWITCHED, lm.MEMORIZING)
 _MANY = 4096
 """Tokens of memory from which most of it is foreign, at every scale but smoke."""
 
-_OPTIONS: dict[str, dict[str, Any]] = {
-    "smoke": {"lengths": [64, 128], "own": 64, "stride": 64, "block": 32, "tokens": 200, "up_to": 2000},
-    "small": {
-        "lengths": ["1k", "4k", "16k", "64k"],
-        "own": 512,
-        "stride": 512,
-        "block": 128,
-        "tokens": 32_768,
-        "up_to": 131_072,
-    },
-    "paper": {
-        "lengths": ["2k", "8k", "32k", "128k", "512k"],
-        "own": 2048,
-        "stride": 2048,
-        "block": 512,
-        "tokens": 1 << 20,
-    },
-}
-
 
 def scale(name: str, texts: Path) -> Scale:
     """What is done at a scale; no texts are read."""
-    options = {**_OPTIONS[name], "texts": ["pg19" if name == "paper" else "books"], "settings": ["single", "multi"]}
+    options = {**lm.many_documents(name), "settings": ["single", "multi"]}
     single = {"setting": "single"}
     return Scale(
         lines=tuple(
-            Line(line, lm.TITLES[line], lm.recipe(line, name, texts), where=single if line == lm.MEMORIZING else {})
+            Line(line, lm.TITLES[line], lm.model(line, name, texts), where=single if line == lm.MEMORIZING else {})
             for line in _LINES
         ),
         seeds=lm.SEEDS[name],
@@ -51,8 +31,7 @@ def scale(name: str, texts: Path) -> Scale:
         about=lm.ABOUT[name],
         departures=(
             *lm.DEPARTURES.get(name, ()),
-            f"memory holds the last {options['own']} tokens of the own document and as many of each other one, instead of all that "
-            "was read before",
+            lm.own_of_many(name),
             lm.SILENT,
         ),
     )

@@ -14,7 +14,7 @@ from longfocus.evaluation.tables import markdown, number, share
 from longfocus.files import write_whole
 from longfocus.plots import Series, short_number
 from longfocus.reproduce.claims import Verdict, by_seed
-from longfocus.reproduce.experiment import Told
+from longfocus.reproduce.experiment import Line, Told
 from longfocus.reproduce.report import Report
 
 RESULTS, FIGURE, PAGE = "results.json", "figure.png", "page.md"
@@ -74,29 +74,36 @@ def as_data(report: Report, verdicts: Sequence[tuple[str, Verdict]]) -> dict[str
 
 
 def figure(report: Report) -> Any:
-    """The paper's lines beside ours; bars reach from the least to the largest seed."""
+    """The paper's lines beside ours, group by group; bars reach from the least to the largest seed."""
     experiment = report.experiment
-    ours, theirs = [], []
-    for line in report.scale.lines:
-        xs = sorted({n.x for n in report.numbers if n.line == line.name})
-        values = [list(by_seed(report.numbers, line.name, x).values()) for x in xs]
-        known = [(x, found) for x, found in zip(xs, values, strict=True) if found]
-        if known:
-            ours.append(
-                Series(
-                    line.title,
-                    [x for x, _ in known],
-                    [math.fsum(found) / len(found) for _, found in known],
-                    [min(found) for _, found in known],
-                    [max(found) for _, found in known],
+    panels: dict[str, list[Series]] = {}
+    for group, lines in _groups(report).items():
+        ours, theirs = [], []
+        for line in lines:
+            xs = sorted({n.x for n in report.numbers if n.line == line.name})
+            values = [list(by_seed(report.numbers, line.name, x).values()) for x in xs]
+            known = [(x, found) for x, found in zip(xs, values, strict=True) if found]
+            if known:
+                ours.append(
+                    Series(
+                        line.title,
+                        [x for x, _ in known],
+                        [math.fsum(found) / len(found) for _, found in known],
+                        [min(found) for _, found in known],
+                        [max(found) for _, found in known],
+                    )
                 )
-            )
-        points = experiment.published.lines.get(line.name, {})
-        if points:
-            nothing = [math.nan] * len(points)
-            theirs.append(Series(line.title, list(points), [t.value for t in points.values()], nothing, nothing))
+            points = experiment.published.lines.get(line.name, {})
+            if points:
+                nothing = [math.nan] * len(points)
+                theirs.append(Series(line.title, list(points), [t.value for t in points.values()], nothing, nothing))
+        name = f"{group}: " if group else ""
+        if theirs:
+            panels[f"{name}paper, {experiment.published.where}"] = theirs
+        if ours or not theirs:
+            panels[f"{name}measured, {report.scale_name}"] = ours
     return plots.lines(
-        {f"paper, {experiment.published.where}": theirs, f"measured, {report.scale_name}": ours},
+        panels,
         title=experiment.title,
         x_label=experiment.axis_title,
         y_label=experiment.measure,
@@ -104,20 +111,31 @@ def figure(report: Report) -> Any:
     )
 
 
+def _groups(report: Report) -> dict[str, list[Line]]:
+    """Group -> its lines; one without a name where there are none."""
+    found: dict[str, list[Line]] = {}
+    for line in report.scale.lines:
+        found.setdefault(line.group, []).append(line)
+    return found
+
+
 def page(report: Report, verdicts: Sequence[tuple[str, Verdict]], *, drawn: bool) -> str:
     """The page, as Markdown."""
     experiment, scale = report.experiment, report.scale
     parts = [
         f"# {experiment.title}",
-        f"Focused Transformer, arXiv 2307.03170, {experiment.paper}. Scale **{report.scale_name}**: {scale.about}. "
+        f"{_source(report)} Scale **{report.scale_name}**: {scale.about}. "
         f"{report.seeds} seed{'s' * (report.seeds != 1)}. {report.date}.",
         f"    {' '.join(report.command)}",
     ]
     if report.stopped:
         parts.append("**Not finished**: some of it is missing; the same command goes on.")
     if drawn:
-        parts.append(f"![{experiment.measure} against {experiment.axis_title}, the paper beside this run]({FIGURE})")
-    parts += [f"## {experiment.measure}", _numbers(report)]
+        beside = ", the paper beside this run" if experiment.published.lines else ""
+        parts.append(f"![{experiment.measure} against {experiment.axis_title}{beside}]({FIGURE})")
+    parts.append(f"## {experiment.measure}")
+    for group, lines in _groups(report).items():
+        parts += [f"### {group}", _numbers(report, lines)] if group else [_numbers(report, lines)]
     if experiment.published.note:
         parts.append(f"Paper: {experiment.published.note}")
     parts.append("Measured: the mean of the seeds, and the least and the largest in brackets.")
@@ -132,30 +150,36 @@ def page(report: Report, verdicts: Sequence[tuple[str, Verdict]], *, drawn: bool
     return "\n\n".join(parts) + "\n"
 
 
-def _numbers(report: Report) -> str:
-    """A row for each x; for each line the paper's number and ours."""
-    experiment, lines = report.experiment, report.scale.lines
+def _source(report: Report) -> str:
+    paper = report.experiment.paper
+    return (
+        f"Focused Transformer, arXiv 2307.03170, {paper}." if paper else "Not in the paper; trained as its models were."
+    )
+
+
+def _numbers(report: Report, lines: Sequence[Line]) -> str:
+    """A row for each x; for each line ours, and before it the paper's number where there is one at some x."""
     show = _shower(report)
-    published = experiment.published.lines
-    xs = sorted({n.x for n in report.numbers} | {x for points in published.values() for x in points})
-    header = [experiment.axis_title]
+    published = {line.name: report.experiment.published.lines.get(line.name, {}) for line in lines}
+    xs = {n.x for n in report.numbers if n.line in published} | {x for points in published.values() for x in points}
+    told = any(published.values())
+    header = [report.experiment.axis_title]
     for line in lines:
-        header += [f"{line.title}: paper", "measured"]
+        header += [f"{line.title}: paper", "measured"] if told else [line.title]
     rows = []
-    for x in xs:
+    for x in sorted(xs):
         row = [short_number(x)]
         for line in lines:
             found = list(by_seed(report.numbers, line.name, x).values())
-            row += [_told(published.get(line.name, {}).get(x), show), _span(found, show)]
+            row += [_told(published[line.name].get(x), show)] * told + [_span(found, show)]
         rows.append(row)
     return markdown(header, rows)
 
 
 def _training(report: Report) -> str:
-    titles = {line.name: line.title for line in report.scale.lines}
     rows = [
         [
-            titles[trained.line],
+            trained.model,
             str(trained.seed),
             f"{trained.steps:,}",
             f"{trained.tokens:,}",

@@ -15,7 +15,7 @@ from longfocus.reproduce.experiment import Experiment, Scale
 class Trained:
     """A finished training run."""
 
-    line: str
+    model: str
     seed: int
     steps: int
     tokens: int
@@ -36,7 +36,7 @@ class Report:
     numbers: list[Number] = field(default_factory=list)
     trained: list[Trained] = field(default_factory=list)
     refused: dict[str, str] = field(default_factory=dict)
-    """`line: point` -> why it was not measured."""
+    """`evaluation: point` -> why it was not measured."""
     stopped: bool = False
     """Something is missing; the same command goes on."""
     command: list[str] = field(default_factory=lambda: ["longfocus", *sys.argv[1:]])

@@ -2,8 +2,8 @@
 
     reproduce(find_experiment("dictionary"), "small", Path("out/reproduce"))
 
-In the folder: `models/LINE-SCALE-seedN/` (runs of `longfocus train`), and `NAME-SCALE/` with `eval/LINE-seedN/` (runs of
-`longfocus eval`), `results.json`, `figure.png`, `page.md` (docs/formats.md).
+In the folder: `models/MODEL-SCALE-seedN/` (runs of `longfocus train`), and `NAME-SCALE/` with `eval/LINE-seedN/` (runs of
+`longfocus eval`, each named after the first line that it serves), `results.json`, `figure.png`, `page.md` (docs/formats.md).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from longfocus.evaluation.record import Results
 from longfocus.evaluation.run import evaluate
 from longfocus.files import write_whole
 from longfocus.reproduce.claims import Number
-from longfocus.reproduce.experiment import SCALES, Experiment, Line, Scale
+from longfocus.reproduce.experiment import RESULT_FOLDER, SCALES, Evaluation, Experiment, Scale
 from longfocus.reproduce.page import write
 from longfocus.reproduce.report import Report, Trained
 from longfocus.settings import validated
@@ -48,34 +48,41 @@ def scale_of(experiment: Experiment, name: str, data: Path | None = None) -> Sca
 
 
 def recipes_of(scale_name: str, scale: Scale, seeds: int, folder: Path) -> dict[tuple[str, int], Recipe]:
-    """(line, seed) -> validated recipe.
+    """(model, seed) -> validated recipe, in an order in which they can be trained.
 
     Raises:
         ConfigError: a recipe is not valid.
     """
     return {
-        (line.name, seed): line.trained_as(scale_name, seed, folder) for line in scale.lines for seed in range(seeds)
+        (model.name, seed): model.trained_as(scale_name, seed, folder)
+        for model in scale.models
+        for seed in range(seeds)
     }
 
 
 def check(experiment: Experiment, scale_name: str, data: Path | None = None) -> list[dict[str, Any]]:
-    """Validate all recipes of a scale and build their shapes, without weights; a dict a line.
+    """Validate all recipes of a scale and build their shapes, without weights; a dict a model.
 
     Raises:
         ConfigError: a recipe or an option is not valid.
     """
     scale = scale_of(experiment, scale_name, data)
-    _task(experiment, scale, Texts(data))
+    for evaluation in scale.evaluations:
+        _task(experiment, evaluation, Texts(data))
+    recipes = recipes_of(scale_name, scale, 1, Path(MODELS))
     found = []
-    for (name, _), recipe in recipes_of(scale_name, scale, 1, Path(MODELS)).items():
-        assert isinstance(recipe.model, Scratch)
-        window = recipe.focus_config.window or 0
+    for model in scale.models:
+        recipe, first = recipes[model.name, 0], recipes[model.lineage[0].name, 0]
+        assert isinstance(first.model, Scratch)
+        focus = recipe.focus_config.resolve(first.model.layers, first.model.longest)
+        window = focus.window_tokens
         found.append(
             {
-                "line": name,
-                "weights": count_weights(recipe.model),
-                "layers": recipe.model.layers,
-                "memory_layers": list(recipe.focus_config.memory_layers or ()),
+                "model": model.name,
+                "base": model.base.name if model.base is not None else None,
+                "weights": count_weights(first.model),
+                "layers": first.model.layers,
+                "memory_layers": list(focus.layers),
                 "window": window,
                 "tokens_per_step": recipe.tokens_per_step(window),
                 "steps": recipe.steps(window),
@@ -155,9 +162,11 @@ def reproduce(
     seeds = scale.seeds if seeds is None else seeds
     recipes = recipes_of(scale_name, scale, seeds, folder / MODELS)
     texts = Texts(data, own_texts)
-    _task(experiment, scale, texts)  # what is wrong in its options, or missing, shows before anything is trained
-    for part in scale.options.get("texts", ()):
-        texts.documents(part)
+    evaluations = scale.evaluations
+    for evaluation in evaluations:  # what is wrong in its options, or missing, shows before anything is trained
+        _task(experiment, evaluation, texts)
+        for part in evaluation.options.get("texts", ()):
+            texts.documents(part)
     own = folder / f"{experiment.name}-{scale_name}"
     report = Report(experiment, scale_name, scale, seeds, own)
     for (name, seed), recipe in recipes.items():
@@ -168,50 +177,52 @@ def reproduce(
                 report.stopped = True
                 break
         report.trained.append(_trained(name, seed, output))
-    lines = {line.name: line for line in scale.lines}
-    for done in list(report.trained):
-        line = lines[done.line]
-        name = f"{line.name}-seed{done.seed}"
+    for evaluation, seed in ((one, seed) for one in evaluations for seed in range(seeds)):
+        line = evaluation.lines[0]
+        name = f"{evaluation.name}-seed{seed}"
         target = own / "eval" / name
         if report.stopped:  # what was measured before is still told
-            _collect_earlier(report, line, done.seed, target)
+            _collect_earlier(report, evaluation, seed, target)
             continue
-        announce(f"Evaluating {line.title}, seed {done.seed} …")
-        model = folder / MODELS / f"{line.name}-{scale_name}-seed{done.seed}" / "model"
+        announce(f"Evaluating {line.title}, seed {seed} …")
+        model = line.model.folder(scale_name, seed, folder / MODELS) / RESULT_FOLDER
         subject = open_local(str(model), plain=line.plain, name=name, **line.focus)
         with bar(name) if bar is not None else nullcontext() as told:
-            task = _task(experiment, scale, texts)
+            task = _task(experiment, evaluation, texts)
             results = evaluate(task, subject, target, step=told.step if told is not None else None)
-        _collect(report, line, done.seed, results)
+        _collect(report, evaluation, seed, results)
         report.stopped = results.stopped
     own.mkdir(parents=True, exist_ok=True)
     write(report)
     return report
 
 
-def _task(experiment: Experiment, scale: Scale, texts: Texts) -> Any:
+def _task(experiment: Experiment, evaluation: Evaluation, texts: Texts) -> Any:
     kind = find_task(experiment.task)
-    return kind(validated(kind.Options, scale.options, f"options of {experiment.task}"), texts)
+    return kind(validated(kind.Options, evaluation.options, f"options of {experiment.task}"), texts)
 
 
-def _collect_earlier(report: Report, line: Line, seed: int, folder: Path) -> None:
+def _collect_earlier(report: Report, evaluation: Evaluation, seed: int, folder: Path) -> None:
     if (folder / "results.json").is_file():
-        _collect(report, line, seed, Results.read(folder))
+        _collect(report, evaluation, seed, Results.read(folder))
 
 
-def _collect(report: Report, line: Line, seed: int, results: Results) -> None:
+def _collect(report: Report, evaluation: Evaluation, seed: int, results: Results) -> None:
     """The numbers of the figure, of one model."""
     experiment = report.experiment
-    where = {**experiment.where, **line.where}
-    for row in results.rows:
-        if any(row.values.get(name) != value for name, value in where.items()):
-            continue
-        estimate = row.estimates.get(experiment.measure)
-        if estimate is not None and experiment.axis in row.values:
-            x = float(row.values[experiment.axis])
-            report.numbers.append(Number(line.name, seed, x, estimate.value, estimate.low, estimate.high, row.samples))
+    for line in evaluation.lines:
+        where = {**experiment.where, **line.where}
+        for row in results.rows:
+            if any(row.values.get(name) != value for name, value in where.items()):
+                continue
+            estimate = row.estimates.get(experiment.measure)
+            if estimate is not None and experiment.axis in row.values:
+                x = float(row.values[experiment.axis])
+                report.numbers.append(
+                    Number(line.name, seed, x, estimate.value, estimate.low, estimate.high, row.samples)
+                )
     for point, why in results.refused.items():
-        report.refused[f"{line.name}: {point}"] = why
+        report.refused[f"{evaluation.name}: {point}"] = why
 
 
 def _trained(name: str, seed: int, output: Path) -> Trained:

@@ -17,7 +17,8 @@ Of passages that a retriever scores alike, any order is as good, so recall is wh
                       words do), among the passages of all papers
 
 **Memory.** Passages are ordered by the attention mass that the question's tokens gave to them, meaned over heads, memory layers
-and tokens. `memory, best head` orders by one head: the one with the best mean reciprocal rank on questions of the first three
+and tokens. `memory, beyond neutral` takes from it what a question that asks for nothing gives, as the sources of `longfocus ask`
+do. `memory, best head` orders by one head: the one with the best mean reciprocal rank on questions of the first three
 kinds, made in the same way from other stretches of the documents and with other made-up facts. The answering model
 writes nothing here, so a passage that ranks high was looked at; whether it is used is what other tasks measure.
 
@@ -28,11 +29,9 @@ BM25, tf-idf and an embedding model beside the method.
 from __future__ import annotations
 
 import random
-import re
 import time
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from math import comb
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -42,6 +41,17 @@ from longfocus.errors import ConfigError, InputError
 from longfocus.settings import Size, size_name
 from longfocus.subjects.contract import Completes, HoldsMemory
 from longfocus.tasks.contract import Measure, Point, Row, Sample, Task, TaskOptions, Values
+from longfocus.tasks.ranking import rank, recall
+from longfocus.tasks.retrieval_questions import (
+    Question,
+    exact_words,
+    made_up_facts,
+    other_words,
+    paper_questions,
+    stretch,
+    strew,
+    what_comes_next,
+)
 from longfocus.tasks.retrievers import Bm25, Corpus, Embeddings, MemoryKeys, Retriever, TfIdf, embedder_of, why_not
 from longfocus.tasks.statistics import mean_of
 from longfocus.tasks.texts import Texts
@@ -50,44 +60,10 @@ Kind = Literal["exact words", "what comes next", "other words", "paper questions
 MADE: tuple[Kind, ...] = ("exact words", "what comes next", "other words")
 """Kinds that are made from any text."""
 
-WORDS = 8
-NEXT_TOKENS = 32
 MOST_CHOSEN_ON = 40
 FEWEST_FACTS = 48
 """Made-up facts in a corpus, asked or not, so that most halves of sentences occur more than once."""
-MOST_PLACES = 5
 KS = (1, 5, 20)
-
-WHO = {
-    "physician": "doctor",
-    "attorney": "lawyer",
-    "seaman": "sailor",
-    "tutor": "teacher",
-    "monarch": "king",
-    "author": "writer",
-    "merchant": "trader",
-    "burglar": "thief",
-    "cleric": "priest",
-    "warrior": "soldier",
-    "detective": "investigator",
-    "joiner": "carpenter",
-}
-"""As a made-up fact calls someone -> as the question does."""
-WHAT = {
-    "purchased a scarlet automobile": "What colour was the car that the {} bought?",
-    "resides in a cottage near Tromsø": "Where does the {} live?",
-    "feeds nine felines each dawn": "How many cats does the {} give food to every morning?",
-    "detests boiled turnips": "Which vegetable does the {} hate?",
-    "misplaced an emerald brooch": "What piece of jewellery did the {} lose?",
-    "constructed a raft from barrels": "What kind of boat did the {} build?",
-    "wedded a florist in Lucerne": "Whom did the {} marry?",
-    "gulps peppermint infusion at dusk": "What tea does the {} drink in the evening?",
-    "mended an antique chronometer": "Which old clock did the {} repair?",
-    "instructs youngsters in fencing": "Which sport does the {} teach children?",
-    "slumbers beneath a maple": "Under which tree does the {} sleep?",
-    "sketches windmills on Sundays": "What does the {} draw at the weekend?",
-}
-"""What is said of someone -> how it is asked."""
 
 
 class RetrievalOptions(TaskOptions):
@@ -104,8 +80,9 @@ class RetrievalOptions(TaskOptions):
     questions: Annotated[list[Kind], Field(min_length=1)] = [*MADE, "paper questions"]
     """Kinds of questions."""
     retrievers: Annotated[
-        list[Literal["BM25", "tf-idf", "embeddings", "memory", "memory, best head"]], Field(min_length=1)
-    ] = ["BM25", "tf-idf", "embeddings", "memory", "memory, best head"]
+        list[Literal["BM25", "tf-idf", "embeddings", "memory", "memory, beyond neutral", "memory, best head"]],
+        Field(min_length=1),
+    ] = ["BM25", "tf-idf", "embeddings", "memory", "memory, beyond neutral", "memory, best head"]
     """What is compared."""
     embedder: str | None = None
     """A sentence-transformers model for `embeddings`; null: the static word vectors of the package wordllama."""
@@ -119,19 +96,6 @@ class RetrievalOptions(TaskOptions):
     """Of each text's other stretches, on which the best head is chosen."""
     choice_samples: Annotated[int, Field(ge=1, le=MOST_CHOSEN_ON)] = 20
     """Questions of a kind and text, on which the best head is chosen."""
-
-
-@dataclass(frozen=True)
-class Question:
-    """What is asked of a corpus."""
-
-    id: str
-    text: str
-    right: tuple[int, ...]
-    """Passages, any of which is right."""
-    left_out: tuple[int, ...] = ()
-    """Passages that are not ranked."""
-    paper: str | None = None
 
 
 class Retrieval(Task):
@@ -219,9 +183,7 @@ class Retrieval(Task):
 
     def _facts(self, text: str, *, choice: bool = False) -> list[tuple[str, str]]:
         """Made-up facts (statement, question) of a text: those that are tested, or the others, for the choice of a head."""
-        facts = [
-            (f"The {said} {done}.", asked.format(meant)) for said, meant in WHO.items() for done, asked in WHAT.items()
-        ]
+        facts = made_up_facts()
         mixed = random.Random(f"{self.options.seed} facts {text}").sample(facts, len(facts))
         return mixed[-MOST_CHOSEN_ON:] if choice else mixed[:-MOST_CHOSEN_ON]
 
@@ -303,6 +265,8 @@ class Retrieval(Task):
                     if by_head is None:
                         by_head = self._memory_keys(subject, corpus).by_head(question.text)
                     scores = by_head.mean((0, 1)) if head is None else by_head[head]
+                    if name == "memory, beyond neutral":
+                        scores = scores - self._memory_keys(subject, corpus).neutral
                 else:
                     head, scores = None, self._other(name, text, corpus).scores(question.text)
                 details: dict[str, Any] = {
@@ -386,155 +350,3 @@ class Retrieval(Task):
         heads = {tuple(sample.details["head"]) for sample in group if "head" in sample.details}
         found: dict[str, Any] = {"passages": group[0].details["passages"]}
         return found | ({"head": ", ".join(f"layer {a} head {b}" for a, b in sorted(heads))} if heads else {})
-
-
-# -- texts and questions -----------------------------------------------------------------------------------
-
-
-def stretch(tokenizer: Any, text: str, start: int, tokens: int) -> tuple[int, int]:
-    """Where a stretch of about so many tokens, never more, ends, at a line's end if it can; and its tokens."""
-    if tokens < 1 or start >= len(text):
-        return start, 0
-    chars = 5 * tokens
-    while True:
-        part = text[start : start + chars]
-        offsets = tokenizer(part, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
-        if len(offsets) > tokens or start + chars >= len(text):
-            break
-        chars *= 2
-    if len(offsets) <= tokens:
-        return len(text), len(offsets)
-    limit = offsets[tokens - 1][1]
-    line = part.rfind("\n", limit // 2, limit) + 1
-    return start + (line or limit), tokens
-
-
-def strew(facts: Sequence[str], documents: Sequence[tuple[str, str]], rng: random.Random) -> list[tuple[str, str]]:
-    """Facts as paragraphs at random ends of paragraphs (of lines, where a document has no paragraphs)."""
-    places = []
-    for number, (_, text) in enumerate(documents):
-        pattern = r"\n(?=\n)" if "\n\n" in text else r"\n"
-        found = [match.start() for match in re.finditer(pattern, text)] or [len(text)]
-        places += [(number, at) for at in found]
-    chosen: dict[int, list[tuple[int, str]]] = {}
-    for fact in facts if places else []:
-        number, at = rng.choice(places)
-        chosen.setdefault(number, []).append((at, fact))
-    made = []
-    for number, (name, text) in enumerate(documents):
-        pieces, begin = [], 0
-        for at, fact in sorted(chosen.get(number, [])):
-            pieces += [text[begin:at], f"\n\n{fact}\n"]
-            begin = at
-        made.append((name, "".join([*pieces, text[begin:]])))
-    return made
-
-
-def exact_words(corpus: Corpus, count: int, rng: random.Random) -> list[Question]:
-    """`WORDS` consecutive words of passages, each passage once, that stand in the corpus once."""
-    whole = "\n".join(corpus.texts)
-    found: list[Question] = []
-    for number in rng.sample(range(len(corpus.passages)), len(corpus.passages)):
-        if len(found) == count:
-            break
-        text = corpus.passages[number].text
-        words = list(re.finditer(r"\S+", text))
-        if len(words) < WORDS + 4:
-            continue
-        at = rng.randrange(2, len(words) - WORDS - 1)
-        asked = text[words[at].start() : words[at + WORDS - 1].end()]
-        if _stands_once(asked, whole):
-            found.append(Question(f"{number}", asked, (number,)))
-    return found
-
-
-def what_comes_next(corpus: Corpus, count: int, rng: random.Random, tokenizer: Any) -> list[Question]:
-    """The last tokens of passages whose document goes on, where these tokens stand in the corpus once."""
-    passages, whole = corpus.passages, "\n".join(corpus.texts)
-    possible = [
-        number
-        for number in range(1, len(passages))
-        if passages[number - 1].document == passages[number].document
-        and min(len(passages[n].text.split()) for n in (number - 1, number)) >= WORDS
-    ]
-    found: list[Question] = []
-    for number in rng.sample(possible, len(possible)):
-        if len(found) == count:
-            break
-        before = passages[number - 1].text.rstrip()
-        offsets = tokenizer(before, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
-        asked = before[offsets[-min(NEXT_TOKENS, len(offsets))][0] :].strip()
-        if _stands_once(asked, whole):
-            found.append(Question(f"{number}", asked, (number,), (number - 1,)))
-    return found
-
-
-def _stands_once(text: str, whole: str) -> bool:
-    return whole.find(text, whole.find(text) + 1) < 0
-
-
-def other_words(corpus: Corpus, facts: Sequence[tuple[str, str]]) -> list[Question]:
-    """Made-up facts that stand in one passage whole."""
-    found = []
-    for fact, question in facts:
-        right = tuple(number for number, passage in enumerate(corpus.passages) if fact in passage.text)
-        if len(right) == 1:
-            found.append(Question(fact, question, right))
-    return found
-
-
-def paper_questions(corpus: Corpus, records: Sequence[dict[str, Any]]) -> list[Question]:
-    """Questions with a quoted answer that stands in few passages of their paper, which is in the corpus."""
-    found = []
-    for record in records:
-        if record["paper"] not in corpus.names:
-            continue
-        document = corpus.names.index(record["paper"])
-        quoted = [
-            answer.strip()
-            for answer, kind in zip(record["answers"], record["answer_type"], strict=True)
-            if kind == "extractive" and answer.strip()
-        ]
-        places = {
-            corpus.passage_at(document, match.start())
-            for answer in quoted
-            for match in re.finditer(re.escape(answer), corpus.texts[document])
-        }
-        if 1 <= len(places) <= MOST_PLACES:
-            right = tuple(sorted(places))
-            found.append(Question(record["id"], record["question"], right, paper=record["paper"]))
-    return found
-
-
-# -- scoring -----------------------------------------------------------------------------------------------
-
-
-def _against(scores: np.ndarray, right: Sequence[int], left_out: Sequence[int]) -> tuple[int, int, int]:
-    """Wrong passages that are scored above the best right one, wrong ones and right ones that are scored like it."""
-    best = max(scores[number] for number in right)
-    wrong = np.ones(len(scores), dtype=bool)
-    wrong[[*right, *left_out]] = False
-    above, alike = int((scores[wrong] > best).sum()), int((scores[wrong] == best).sum())
-    return above, alike, sum(1 for number in right if scores[number] == best)
-
-
-def rank(scores: np.ndarray, right: Sequence[int], left_out: Sequence[int]) -> float:
-    """Expected rank, from 1, of the first right passage; passages with the same score stand in random order.
-
-    Args:
-        scores: float (passages,).
-        right: passages, any of which is right; none of them left out.
-    """
-    if not np.isfinite(scores).all():
-        return float("nan")
-    above, alike, rights = _against(scores, right, left_out)
-    return above + 1 + alike / (rights + 1)
-
-
-def recall(scores: np.ndarray, right: Sequence[int], left_out: Sequence[int], k: int) -> float:
-    """Probability that a right passage is among the first k; 0 or 1 unless scores are alike there. nan where a score is."""
-    if not np.isfinite(scores).all():
-        return float("nan")
-    above, alike, rights = _against(scores, right, left_out)
-    places = min(max(0, k - above), alike + rights)
-    return 1 - comb(alike, places) / comb(alike + rights, places)

@@ -18,12 +18,14 @@ import re
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
+from longfocus.analysis.attribution import NEUTRAL_QUESTION
 from longfocus.analysis.memory_search import by_passage, head_mass
 from longfocus.data.tokens import leading_ids
 from longfocus.errors import ConfigError
@@ -187,6 +189,11 @@ class MemoryKeys:
         return document.start + bisect_left(
             tokens, char, key=lambda token: self.memory.span(document, token, token + 1)[0]
         )
+
+    @cached_property
+    def neutral(self) -> np.ndarray:
+        """float64 (passages,): what a question that asks for nothing gives, meaned over layers and heads."""
+        return self.by_head(NEUTRAL_QUESTION).mean((0, 1))
 
     def by_head(self, question: str) -> np.ndarray:
         """float64 (memory layers, heads, passages)."""

@@ -123,7 +123,18 @@ def is_finished(output: Path, recipe: Recipe) -> bool:
 def _changed(known: Recipe, recipe: Recipe) -> list[str]:
     """What decides the result and is not as in a written recipe."""
     changed = differences(known.model_dump(), recipe.model_dump())
+    if "model" in changed and _from_output(known) == _from_output(recipe) is not None:
+        # the run and the one that it goes on from were moved together, or are called from elsewhere
+        changed.remove("model")
     return [name for name in changed if not name.startswith(_MAY_CHANGE)]
+
+
+def _from_output(recipe: Recipe) -> str | None:
+    """The way from a run's folder to the model of a run that lies beside it; None: its model is another one."""
+    output = Path(recipe.run.output)
+    if not isinstance(recipe.model, str) or Path(recipe.model).parent.parent != output.parent:
+        return None
+    return os.path.relpath(recipe.model, output)
 
 
 def differences(one: Any, two: Any, name: str = "") -> list[str]:

@@ -148,6 +148,9 @@ class Crossbatch(_Part):
     negative_copies: Annotated[float, Field(ge=1)] = 1.0
     """Each negative counts as often as this, as if so many equal windows were in the batch. Ours, not the paper's: it
     trains for memories far larger than a batch, at no cost."""
+    contrast: Annotated[float, Field(ge=0)] = 0.0
+    """Weight of an explicit contrastive loss, meaned over the memory layers and added to the loss: the negative logarithm of the share
+    that positives have of the additional attention (`crossbatch.contrast`). Ours; the paper has none. `loss` in the log holds it."""
     across_processes: bool = False
     """Windows of other processes serve as negatives too."""
 
@@ -480,6 +483,11 @@ class Recipe(_Part):
             raise ValueError(f"method: {self.method!r} given, expected a section of that name too")
         if isinstance(self.model, Scratch):
             self._from_scratch(self.model)
+        if self.crossbatch is not None and self.crossbatch.contrast and self.run.gradient_checkpointing:
+            raise ValueError(
+                f"crossbatch.contrast: {self.crossbatch.contrast} given with run.gradient_checkpointing, which does not keep the scores; "
+                "leave one of them out"
+            )
         part = self.train.lora is not None or self.train.names is not None
         if part and self.method == "memorizing" and self.memorizing is not None and self.memorizing.combine == "gate":
             raise ValueError(

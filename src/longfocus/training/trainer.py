@@ -126,6 +126,12 @@ class CrossbatchTrainer(Trainer):
         self._targets += int((labels != -100).sum())
         if self.args.average_tokens_across_devices:
             loss = loss * self.accelerator.num_processes  # gradients are averaged over processes afterwards
+        part = self.recipe.crossbatch
+        if (
+            part is not None and part.contrast and self.recipe.method == "crossbatch"
+        ):  # a mean over micro-batches and processes
+            losses = list(context.contrast.values())
+            loss = loss + part.contrast * sum(losses) / (len(losses) * self.args.gradient_accumulation_steps)
         return (loss, outputs) if return_outputs else loss
 
     def _check_finite(self, what: str, value: torch.Tensor) -> None:
@@ -155,7 +161,15 @@ class CrossbatchTrainer(Trainer):
         contexts = plan_contexts(
             rows, mix, choice=part.negatives, generator=np.random.default_rng((seed, 2, number, rank))
         )
-        return CrossbatchContext(rows, contexts, negative_copies=part.negative_copies, group=group, first_row=first)
+        return CrossbatchContext(
+            rows,
+            contexts,
+            negative_copies=part.negative_copies,
+            contrast=part.contrast > 0,
+            replace_first=self.recipe.focus_config.window_first == "replaced",
+            group=group,
+            first_row=first,
+        )
 
     def _carried_context(self, model: Any, inputs: dict[str, Any]) -> MemorizingContext | TransformerXLContext:
         """What the places of a baseline carry on, for this step."""
@@ -185,6 +199,10 @@ class CrossbatchTrainer(Trainer):
             for layer, mass in context.mass.items():
                 self._add(f"positive_mass_{layer}", mass.positive * mass.rows, mass.rows)
                 self._add(f"additional_mass_{layer}", mass.additional * mass.rows_with_context, mass.rows_with_context)
+            for layer, contrast in context.contrast.items():
+                self._add(
+                    f"contrast_{layer}", float(contrast.detach()) * context.mass[layer].rows, context.mass[layer].rows
+                )
             self._observe(right, total)
         else:
             self._add("carried_tokens", float(context.seen.held.sum()), len(context.seen.held))
@@ -246,8 +264,11 @@ class CrossbatchTrainer(Trainer):
         if self.carried is not None:
             return [*map(_bin_name, WINDOW_BINS), "accuracy", "carried_tokens"]
         layers = self.accelerator.unwrap_model(self.model).focus.config.layers
-        masses = [f"{kind}_mass_{layer}" for kind in ("positive", "additional") for layer in layers]
-        return [*map(_bin_name, WINDOW_BINS), "accuracy", "additional_windows", *masses]
+        kinds = ["positive_mass", "additional_mass"]
+        if self.recipe.crossbatch is not None and self.recipe.crossbatch.contrast:
+            kinds.append("contrast")
+        of_layers = [f"{kind}_{layer}" for kind in kinds for layer in layers]
+        return [*map(_bin_name, WINDOW_BINS), "accuracy", "additional_windows", *of_layers]
 
     # -- checkpoints -------------------------------------------------------------------------------------
 

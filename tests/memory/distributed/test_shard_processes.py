@@ -103,7 +103,11 @@ RETRIEVALS: dict[str, dict[str, Any]] = {"dense": {}, "exact": {"retrieval": "ex
 
 
 @pytest.mark.parametrize("retrieval", RETRIEVALS)
-@pytest.mark.parametrize("more", [{}, {"read_span": 100}, {"read_span": 0}], ids=["all", "near", "none"])
+@pytest.mark.parametrize(
+    "more",
+    [{}, {"read_span": 100}, {"read_span": 0}, {"window_first": "replaced", "balance_tokens": 20}],
+    ids=["all", "near", "none", "balanced"],
+)
 def test_logits_are_those_of_one_memory(
     memory: ShardedMemory, single: Memory, retrieval: str, more: dict[str, Any]
 ) -> None:
@@ -117,10 +121,11 @@ def test_logits_are_those_of_one_memory(
 
 @pytest.mark.parametrize("retrieval", RETRIEVALS)
 @pytest.mark.parametrize("span", [None, 60])
+@pytest.mark.parametrize("balance", [None, 20])
 def test_a_padded_batch_sees_what_its_rows_see_alone(
-    memory: ShardedMemory, single: Memory, retrieval: str, span: int | None
+    memory: ShardedMemory, single: Memory, retrieval: str, span: int | None, balance: int | None
 ) -> None:
-    model = model_of(**RETRIEVALS[retrieval], read_span=span)
+    model = model_of(**RETRIEVALS[retrieval], read_span=span, balance_tokens=balance)
     ids, mask = prompt(150, rows=3), torch.ones(3, 150, dtype=torch.int64)
     mask[0, :33], mask[2, :120] = 0, 0
     found, expected = (logits(model, ids, attention_mask=mask, memory=each) for each in (memory, single))

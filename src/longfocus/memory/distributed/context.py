@@ -25,7 +25,7 @@ from torch import Tensor
 from longfocus.attention import merge
 from longfocus.attention.context import LocalWindow
 from longfocus.errors import ConfigError, UnsupportedCallError
-from longfocus.memory.context import MassRecorder, MemoryContext, Part
+from longfocus.memory.context import MassRecorder, MemoryContext, Part, balanced
 from longfocus.memory.dense import Scratch, fold_rows
 from longfocus.memory.distributed.processes import Call, ShardProcesses
 from longfocus.memory.distributed.worker import Packed, Question, Seen
@@ -149,6 +149,7 @@ class ShardedContext:
         scratch: Scratch,
         rerank: int = 1,
         span: int | None = None,
+        balance_tokens: int | None = None,
         recorder: MassRecorder | None = None,
     ) -> None:
         """As `MemoryContext`; `rerank` is for approximate retrieval, which shards do not have.
@@ -166,7 +167,16 @@ class ShardedContext:
             )
         self._groups = _groups(shared, own, span)
         local = MemoryContext(None, own, retrieval=retrieval, k=k, scratch=scratch, span=span)
+        self._local, self.balance_tokens = local, balance_tokens
         self._retrieval: _Retrieval = _TopK(local, recorder) if retrieval == "exact" else _Dense(local, recorder)
+
+    @cached_property
+    def visible(self) -> np.ndarray:
+        """int (B,), or (1,) where it is the same for all rows: records that each row sees."""
+        visible = self._local.visible.copy()
+        for rows, seen in self._groups:
+            visible[rows] += seen.tokens
+        return visible
 
     def join(self, layer: int, window: LocalWindow, *, scale: float, softcap: float | None) -> Tensor:
         """See `AdditionalContext.join`."""
@@ -185,6 +195,8 @@ class ShardedContext:
             asked = [self._retrieval.ask(seen, how, part[rows]) for rows, seen in self._groups]
             if local is None:  # while the shards are at work
                 local = window.attend(scale=scale, softcap=softcap)
+                if self.balance_tokens is not None:
+                    local = local[0], balanced(local[1], self.visible, self.balance_tokens)
             own = self._retrieval.own(how, part)
             for (rows, seen), calls in zip(self._groups, asked, strict=True):
                 mine = [tuple(tensor[rows] for tensor in own)] if own is not None else []

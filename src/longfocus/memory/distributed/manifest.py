@@ -14,14 +14,13 @@ its old and by its new entry.
 from __future__ import annotations
 
 import json
-import zlib
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from longfocus.errors import MemoryFormatError, MemoryWriteError
 from longfocus.files import write_whole
+from longfocus.memory.manifest import checksum
 
 FORMAT = "longfocus-sharded-memory"
 VERSION = 1
@@ -67,7 +66,7 @@ class Manifest:
             "geometry": self.geometry,
             "order": [list(entry) for entry in self.order],
         }
-        data["crc"] = _crc(data)
+        data["crc"] = checksum(data)
         try:
             write_whole(folder / MANIFEST, json.dumps(data) + "\n")
         except OSError as error:
@@ -96,7 +95,7 @@ class Manifest:
                 f"{path} has format version {data.get('version')}; this longfocus reads version {VERSION}. Upgrade longfocus."
             )
         try:
-            if data["crc"] != _crc(data):
+            if data["crc"] != checksum(data):
                 raise ValueError("its checksum is wrong")
             order = [(int(shard), int(generation), int(number)) for shard, generation, number in data["order"]]
             shards = tuple(map(str, data["shards"]))
@@ -105,8 +104,3 @@ class Manifest:
             return cls(shards, dict(data["geometry"]), order)
         except (ValueError, KeyError, TypeError) as error:
             raise MemoryFormatError(f"{path} is corrupted ({error}); restore it from a copy.") from error
-
-
-def _crc(data: Mapping[str, Any]) -> str:
-    rest = {key: value for key, value in data.items() if key != "crc"}
-    return f"{zlib.crc32(json.dumps(rest, sort_keys=True, separators=(',', ':')).encode()):08x}"

@@ -12,20 +12,21 @@ import copy
 import dataclasses
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from longfocus.errors import DocumentNotFoundError, MemoryFormatError, MemoryMismatchError, MemoryWriteError
+from longfocus.files import closed_on_error
 from longfocus.memory.distributed.context import Piece, ShardedPart
 from longfocus.memory.distributed.manifest import MANIFEST, Entry, Manifest, is_sharded, shard_name
 from longfocus.memory.distributed.processes import ClusterOptions, ShardProcesses
 from longfocus.memory.documents import Document, Place, choose
+from longfocus.memory.folder import LOCK, is_memory, take_lock
 from longfocus.memory.geometry import MemoryGeometry
 from longfocus.memory.memory import Memory
-from longfocus.memory.ondisk import LOCK, is_memory, take_lock
 
 if TYPE_CHECKING:
     from longfocus.model.focused import FocusedModel
@@ -114,25 +115,18 @@ class ShardedMemory:
         """
         memory = cls(Path(folder), options or ClusterOptions())
         if model is not None:
-            try:
+            with closed_on_error(memory):
                 memory.check(model, tokenizer)
-            except BaseException:
-                memory.close()
-                raise
         return memory
 
     # -- files -------------------------------------------------------------------------------------------
 
     def _load(self) -> None:
         self.manifest = Manifest.read(self.folder)
-        self.shards: tuple[Memory, ...] = ()
-        try:
-            for number, name in enumerate(self.manifest.shards):
-                self.shards += (self._open_shard(number, name),)
-        except BaseException:
-            for shard in self.shards:
-                shard.close()
-            raise
+        with ExitStack() as opened:
+            names = enumerate(self.manifest.shards)
+            self.shards = tuple(opened.enter_context(self._open_shard(number, name)) for number, name in names)
+            opened.pop_all()
         self._seen: ShardedPart | None = None
         for name in ("_table", "_homes"):
             self.__dict__.pop(name, None)
@@ -142,17 +136,14 @@ class ShardedMemory:
             shard = Memory.open(self.folder / name)
         except MemoryFormatError as error:
             raise MemoryFormatError(f"Shard {number} of {self.folder} cannot be opened: {error}") from error
-        try:
-            expected = MemoryGeometry.from_dict(self.manifest.geometry)
-            shard.geometry.check(expected, f"Shard {number} of {self.folder}")
-        except TypeError as error:
-            shard.close()
-            raise MemoryFormatError(
-                f"{self.folder / MANIFEST} is corrupted ({error}); restore it from a copy."
-            ) from error
-        except BaseException:
-            shard.close()
-            raise
+        with closed_on_error(shard):
+            try:
+                expected = MemoryGeometry.from_dict(self.manifest.geometry)
+                shard.geometry.check(expected, f"Shard {number} of {self.folder}")
+            except TypeError as error:
+                raise MemoryFormatError(
+                    f"{self.folder / MANIFEST} is corrupted ({error}); restore it from a copy."
+                ) from error
         return shard
 
     def refresh(self) -> None:

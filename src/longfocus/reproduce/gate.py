@@ -1,0 +1,49 @@
+"""How the Memorizing Transformer joins memory and window: by a learned gate, or in one softmax (appendix B.2, figure 4)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from longfocus.reproduce import language_models as lm
+from longfocus.reproduce.claims import Alike
+from longfocus.reproduce.experiment import Experiment, Line, Published, Scale
+
+GATE = "lm-memorizing-gate"
+
+
+def scale(name: str, texts: Path) -> Scale:
+    """What is done at a scale; no texts are read."""
+    gated = lm.memorizing(GATE, name, texts, {"combine": "gate"})
+    return Scale(
+        lines=(
+            Line(lm.MEMORIZING, "one softmax", lm.model(lm.MEMORIZING, name, texts)),
+            Line(GATE, "gate", gated),
+        ),
+        seeds=lm.SEEDS[name],
+        options=lm.one_document(name),
+        about=lm.ABOUT[name],
+        departures=(
+            *lm.DEPARTURES.get(name, ()),
+            "held-out perplexity at the end of training, where figure 4 follows it through training",
+            lm.SILENT,
+            "gates begin at 0.5",
+        ),
+    )
+
+
+EXPERIMENT = Experiment(
+    name="gate",
+    title="Gate or one softmax",
+    paper="appendix B.2, figure 4",
+    scale=scale,
+    task="perplexity",
+    axis="context",
+    axis_title="tokens in memory",
+    measure="perplexity",
+    share=False,
+    published=Published(
+        "figure 4", {}, "our notes have no numbers of figure 4, only that its two curves are nearly the same."
+    ),
+    claims=(Alike("gate and one softmax are equally good, within 1% (figure 4)", GATE, lm.MEMORIZING, 0.01, least=1),),
+    where={"setting": "single"},
+)
