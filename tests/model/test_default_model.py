@@ -16,6 +16,7 @@ from safetensors import safe_open
 import longfocus
 from longfocus.config import FocusConfig
 from longfocus.errors import ConfigError, ModelNotFoundError
+from longfocus.model import default_model
 from longfocus.model.default_model import FINE_TUNE, FINE_TUNE_FOCUS, FOCUS
 from longfocus.model.weights import load_weights, save_weights
 from tests.models import tiny
@@ -68,6 +69,17 @@ def test_it_finds_numbers_that_lie_in_memory_and_its_base_does_not(models: tuple
             out = model.generate(ids, max_new_tokens=7, do_sample=False, pad_token_id=2)
             right[which] += number in tokenizer.decode(out[0, ids.shape[1] :])
     assert right[0] >= 3 and right[1] <= 1, right
+
+
+@pytest.mark.parametrize("place", ["file", "file/deeper", "/proc/longfocus"])
+def test_a_cache_folder_that_cannot_be_written_is_said(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    (tmp_path / "file").write_text("mine")
+    monkeypatch.setenv("LONGFOCUS_CACHE", str(tmp_path / place))
+    monkeypatch.setattr(default_model, "_gguf_file", lambda: tmp_path / "model.gguf")
+    with pytest.raises(ModelNotFoundError, match=f"into {tmp_path / place} .*LONGFOCUS_CACHE"):
+        longfocus.load("default")
 
 
 def test_weights_that_do_not_fit_are_refused(tmp_path: Any) -> None:

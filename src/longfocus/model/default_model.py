@@ -19,6 +19,7 @@ from typing import Any
 
 import filelock
 import platformdirs
+from safetensors import SafetensorError
 
 from longfocus.config import FocusConfig
 from longfocus.errors import ModelNotFoundError
@@ -46,18 +47,26 @@ def default_model_path(announce: Any = None) -> Path:
         announce: called with one line before the conversion, which takes about half a minute.
 
     Raises:
-        ModelNotFoundError: the package is not installed; names the command that installs it.
+        ModelNotFoundError: the package is not installed; names the command that installs it. Or the cache folder cannot
+            be written to.
     """
     target = cache_folder() / "smollm2-135m-instruct"
     if (target / "config.json").is_file():
         return target
     source = _gguf_file()
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with filelock.FileLock(target.with_name("convert.lock")):
-        if not (target / "config.json").is_file():
-            if announce is not None:
-                announce("Converting the default model, once (about half a minute) …")
-            _convert(source, target)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with filelock.FileLock(target.with_name("convert.lock")):
+            if not (target / "config.json").is_file():
+                if announce is not None:
+                    announce("Converting the default model, once (about half a minute) …")
+                _convert(source, target)
+    except (OSError, SafetensorError) as error:
+        told = getattr(error, "strerror", None) or error
+        raise ModelNotFoundError(
+            f"The default model could not be converted into {target.parent} ({told}). It takes about 550 MB there; make "
+            "room, or name another folder by LONGFOCUS_CACHE."
+        ) from error
     return target
 
 

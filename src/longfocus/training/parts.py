@@ -1,7 +1,7 @@
-"""Which weights a run trains, and the file that holds only those.
+"""Which weights a run trains.
 
-names = select(model, recipe.train)            # the others are frozen
-save_trained(model, path); load_trained(model, path)
+names = select(model, recipe.train, layers)    # the others are frozen
+trained_weights(model)
 """
 
 from __future__ import annotations
