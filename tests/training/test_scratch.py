@@ -198,7 +198,7 @@ def test_a_plan_counts_a_model_from_scratch() -> None:
         ({"model": {**TINY, "layers": 0}}, "layers: 0 given"),
         (
             {"data": {"sources": [{"kind": "dictionary", "symbls": 3}]}},
-            r"^recipe: data.sources.0.dictionary.symbls is not a key here. Did you mean 'symbols'\? Known: kind, name, share, symbols[^;]*$",
+            r"^recipe: data.sources.0.symbls is not a key here. Did you mean 'symbols'\? Known: kind, name, share, symbols[^;]*$",
         ),
         (
             {"data": {"sources": [{"kind": "dictionary", "symbols": 3, "key_tokens": 1}]}},
