@@ -131,7 +131,8 @@ class Conversation:
             self._catch_up(cache, output)
         found = []
         if self.memory is not None and sources:
-            found = passages(self.memory, token_mass(asked), self._neutral_mass(self.memory), sources)
+            neutral = None if stopped == "interrupt" else self._neutral_mass(self.memory)  # Ctrl-C: compute no more
+            found = passages(self.memory, token_mass(asked), sources, neutral)
         return Answer("".join(pieces).strip(), len(new), found, float(token_mass(recorder).sum()), stopped)
 
     def _neutral_mass(self, memory: AskedMemory) -> np.ndarray:

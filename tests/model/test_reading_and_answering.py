@@ -705,9 +705,9 @@ def test_the_second_question_sees_the_first_answer(talk_model: Any, talk_memory:
     words = talking()
     fed = fed_to(talk_model)
     talk = Conversation(talk_model, words, talk_memory, Sampling(max_new_tokens=10))
-    talk.ask("What is it?")
+    talk.ask("What is it?", sources=0)  # no neutral question is fed
     start = len(fed)
-    second = talk.ask("And why?")
+    second = talk.ask("And why?", sources=0)
     transcript = fed[: start + _turn_length(words)]
     whole = talk_model.generate(
         torch.tensor([transcript]), memory=talk_memory, max_new_tokens=10, do_sample=False, pad_token_id=0

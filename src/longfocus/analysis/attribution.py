@@ -62,17 +62,17 @@ def token_mass(recorder: MassRecorder) -> np.ndarray:
     return total / recorder.queries
 
 
-def passages(memory: AskedMemory, mass: np.ndarray, neutral: np.ndarray, count: int) -> list[Passage]:
+def passages(memory: AskedMemory, mass: np.ndarray, count: int, neutral: np.ndarray | None = None) -> list[Passage]:
     """The passages with the most mass beyond a neutral question's, most first.
 
     Args:
         mass: float (extent,), what the question gave to each token, see `token_mass`.
-        neutral: float (extent,), what a neutral question gives.
         count: how many at most.
+        neutral: float (extent,), what a neutral question gives; None: nothing.
     """
     starts = window_starts(memory)[: len(mass)]
     mass = np.where(starts, 0.0, mass)
-    beyond = np.where(starts, 0.0, mass - neutral)
+    beyond = mass if neutral is None else np.where(starts, 0.0, mass - neutral)
     blocks: list[tuple[float, Document, int, int]] = []
     for document in memory.documents:
         if document.kind == "ids":
