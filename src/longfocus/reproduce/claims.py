@@ -10,7 +10,7 @@ A difference between two lines is taken seed by seed: equal seeds see the same d
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -84,6 +84,16 @@ def _said(x: float, estimate: Estimate, show: Callable[[float], str]) -> str:
     return f"at {x:,.0f}: {show(estimate.value)} ({ends})"
 
 
+def _paired(
+    numbers: Sequence[Number], line: str, than: str, least: float
+) -> Iterator[tuple[float, list[tuple[float, float]]]]:
+    """At each x from `least` on that both lines have: the numbers of both, seed by seed."""
+    for x in _xs(numbers, line, than):
+        if x >= least:
+            ours, other = by_seed(numbers, line, x), by_seed(numbers, than, x)
+            yield x, [(ours[seed], other[seed]) for seed in sorted(ours.keys() & other.keys())]
+
+
 @dataclass(frozen=True)
 class Better:
     """One line is better than another at every x from `least` on."""
@@ -98,13 +108,9 @@ class Better:
         """By the mean difference over seeds."""
         outcomes: list[Outcome] = []
         said = []
-        for x in _xs(numbers, self.line, self.than):
-            if x < self.least:
-                continue
-            ours, other = by_seed(numbers, self.line, x), by_seed(numbers, self.than, x)
-            sign = -1.0 if self.lower_is_better else 1.0
-            both = sorted(ours.keys() & other.keys())
-            estimate = mean_of([sign * (ours[seed] - other[seed]) for seed in both])
+        sign = -1.0 if self.lower_is_better else 1.0
+        for x, pairs in _paired(numbers, self.line, self.than, self.least):
+            estimate = mean_of([sign * (ours - other) for ours, other in pairs])
             outcomes.append(side(estimate))
             said.append(_said(x, estimate, show))
         return Verdict(_all(outcomes), "better by, " + "; ".join(said) if said else "not measured")
@@ -125,11 +131,8 @@ class Alike:
         """By the mean difference over seeds; held where its whole interval is inside, not where it is wholly outside."""
         outcomes: list[Outcome] = []
         said = []
-        for x in _xs(numbers, self.line, self.than):
-            if x < self.least:
-                continue
-            ours, other = by_seed(numbers, self.line, x), by_seed(numbers, self.than, x)
-            estimate = mean_of([ours[seed] / other[seed] - 1 for seed in sorted(ours.keys() & other.keys())])
+        for x, pairs in _paired(numbers, self.line, self.than, self.least):
+            estimate = mean_of([ours / other - 1 for ours, other in pairs])
             if -self.within <= estimate.low and estimate.high <= self.within:
                 outcomes.append("held")
             elif estimate.high < -self.within or estimate.low > self.within:

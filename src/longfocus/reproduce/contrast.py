@@ -10,7 +10,7 @@ from pathlib import Path
 
 from longfocus.reproduce import language_models as lm
 from longfocus.reproduce.claims import Better
-from longfocus.reproduce.experiment import Experiment, Line, Published, Scale
+from longfocus.reproduce.experiment import Line, Scale, of_perplexity
 
 IMPLICIT = lm.seeing(8)
 _WEIGHTS = {"lm-d8-contrast-tenth": 0.1, "lm-d8-contrast-one": 1.0}
@@ -24,26 +24,13 @@ def scale(name: str, texts: Path) -> Scale:
     for line, weight in _WEIGHTS.items():
         model = lm.crossbatch(line, name, texts, {"mix": {"d": 8}, "contrast": weight})
         lines.append(Line(line, f"with {weight:g} of the contrastive loss", model))
-    return Scale(
-        lines=lines,
-        seeds=lm.SEEDS[name],
-        options=lm.many_documents(name),
-        about=lm.ABOUT[name],
-        departures=(*lm.DEPARTURES.get(name, ()), lm.own_of_many(name), lm.SILENT, "d = 8"),
-    )
+    return lm.measured_on_many(name, lines, "d = 8")
 
 
-EXPERIMENT = Experiment(
+EXPERIMENT = of_perplexity(
     name="contrast",
     title="Implicit and explicit contrast",
-    paper="",
     scale=scale,
-    task="perplexity",
-    axis="context",
-    axis_title="tokens in memory",
-    measure="perplexity",
-    share=False,
-    published=Published("", {}),
     claims=(
         Better(
             "our guess: a tenth of the explicit loss is better with many documents in memory",

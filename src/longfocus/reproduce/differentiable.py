@@ -11,7 +11,7 @@ from typing import Any
 
 from longfocus.reproduce import language_models as lm
 from longfocus.reproduce.claims import Better
-from longfocus.reproduce.experiment import Experiment, Line, Published, Scale, Told
+from longfocus.reproduce.experiment import Line, Published, Scale, Told, of_perplexity
 
 D1 = lm.seeing(1)
 MANY, ONE = "many", "one"
@@ -32,27 +32,16 @@ def scale(name: str, texts: Path) -> Scale:
         for part in (MANY, ONE)
         for names, title, model in ((_FOT, "FoT, d = 1", fot), (_MT, "Memorizing Transformer", mt))
     ]
-    return Scale(
-        lines=lines,
-        seeds=lm.SEEDS[name],
-        options=lm.many_documents(name),
-        about=lm.ABOUT[name],
-        departures=(*lm.DEPARTURES.get(name, ()), lm.own_of_many(name), lm.SILENT),
-    )
+    return lm.measured_on_many(name, lines)
 
 
 _500K = float(1 << 19)
 
-EXPERIMENT = Experiment(
+EXPERIMENT = of_perplexity(
     name="differentiable",
     title="Memory with and without gradient",
     paper="appendix C.1, figure 5 and table 8",
     scale=scale,
-    task="perplexity",
-    axis="context",
-    axis_title="tokens in memory",
-    measure="perplexity",
-    share=False,
     published=Published(
         where="figure 5, table 8",
         lines={

@@ -24,13 +24,8 @@ def scale(name: str, texts: Path) -> Scale:
         "samples": 4 if name == "smoke" else 64,
         "by_layer": False,
     }
-    return Scale(
-        lines=tuple(Line(line, lm.TITLES[line], lm.model(line, name, texts)) for line in _LINES),
-        seeds=lm.SEEDS[name],
-        options=options,
-        about=lm.ABOUT[name],
-        departures=(*lm.DEPARTURES.get(name, ()), lm.SILENT),
-    )
+    lines = [Line(line, lm.TITLES[line], lm.model(line, name, texts)) for line in _LINES]
+    return lm.measured(name, lines, options, lm.SILENT)
 
 
 EXPERIMENT = Experiment(

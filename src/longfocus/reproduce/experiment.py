@@ -154,13 +154,13 @@ class Published:
     note: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Experiment:
     """One figure of the paper, or one that it lacks."""
 
     name: str
     title: str
-    paper: str
+    paper: str = ""
     """Section and figure; empty where it has none."""
     scale: Callable[[str, Path], Scale]
     """(name of a scale, folder of texts) -> what is done there."""
@@ -173,7 +173,14 @@ class Experiment:
     """The task's measure that is the figure's y."""
     share: bool
     """The measure is a share, told in %."""
-    published: Published
+    published: Published = Published("", {})
     claims: Sequence[Claim]
     where: Mapping[str, str | int] = field(default_factory=dict)
     """Rows of the task with these values are the figure's."""
+
+
+def of_perplexity(*, axis_title: str = "tokens in memory", **fields: Any) -> Experiment:
+    """An experiment whose figure is perplexity against context; `fields` are the others of `Experiment`."""
+    return Experiment(
+        task="perplexity", axis="context", axis_title=axis_title, measure="perplexity", share=False, **fields
+    )

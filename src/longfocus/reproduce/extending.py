@@ -12,7 +12,7 @@ from typing import Any
 from longfocus.reproduce import continued_models as continued
 from longfocus.reproduce import language_models as lm
 from longfocus.reproduce.claims import Alike, Better, Claim, Falls
-from longfocus.reproduce.experiment import Experiment, Line, Published, Scale, Told
+from longfocus.reproduce.experiment import Line, Published, Scale, Told, of_perplexity
 
 FOT, MT, XL = "fot", "memorizing", "transformer-xl"
 DOMAINS = {
@@ -79,16 +79,12 @@ def _claims() -> list[Claim]:
     return found
 
 
-EXPERIMENT = Experiment(
+EXPERIMENT = of_perplexity(
     name="extending",
     title="Extending the context of a trained model",
     paper="section 5.2, table 3",
     scale=scale,
-    task="perplexity",
-    axis="context",
     axis_title="tokens before the window",
-    measure="perplexity",
-    share=False,
     published=Published(
         where="table 3",
         lines={

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from longfocus.reproduce import language_models as lm
 from longfocus.reproduce.claims import Alike
-from longfocus.reproduce.experiment import Experiment, Line, Published, Scale
+from longfocus.reproduce.experiment import Line, Published, Scale, of_perplexity
 
 GATE = "lm-memorizing-gate"
 
@@ -14,33 +14,21 @@ GATE = "lm-memorizing-gate"
 def scale(name: str, texts: Path) -> Scale:
     """What is done at a scale; no texts are read."""
     gated = lm.memorizing(GATE, name, texts, {"combine": "gate"})
-    return Scale(
-        lines=(
-            Line(lm.MEMORIZING, "one softmax", lm.model(lm.MEMORIZING, name, texts)),
-            Line(GATE, "gate", gated),
-        ),
-        seeds=lm.SEEDS[name],
-        options=lm.one_document(name),
-        about=lm.ABOUT[name],
-        departures=(
-            *lm.DEPARTURES.get(name, ()),
-            "held-out perplexity at the end of training, where figure 4 follows it through training",
-            lm.SILENT,
-            "gates begin at 0.5",
-        ),
+    return lm.measured(
+        name,
+        (Line(lm.MEMORIZING, "one softmax", lm.model(lm.MEMORIZING, name, texts)), Line(GATE, "gate", gated)),
+        lm.one_document(name),
+        "held-out perplexity at the end of training, where figure 4 follows it through training",
+        lm.SILENT,
+        "gates begin at 0.5",
     )
 
 
-EXPERIMENT = Experiment(
+EXPERIMENT = of_perplexity(
     name="gate",
     title="Gate or one softmax",
     paper="appendix B.2, figure 4",
     scale=scale,
-    task="perplexity",
-    axis="context",
-    axis_title="tokens in memory",
-    measure="perplexity",
-    share=False,
     published=Published(
         "figure 4", {}, "our notes have no numbers of figure 4, only that its two curves are nearly the same."
     ),

@@ -11,7 +11,7 @@ from typing import Any
 
 from longfocus.reproduce import language_models as lm
 from longfocus.reproduce.claims import Alike
-from longfocus.reproduce.experiment import Experiment, Line, Published, Scale
+from longfocus.reproduce.experiment import Line, Scale, of_perplexity
 
 _K = (8, 32, 64, 128, 512)
 DENSE = "dense"
@@ -26,31 +26,15 @@ def scale(name: str, texts: Path) -> Scale:
     model = lm.model(lm.SWITCHED, name, texts)
     ways: dict[str, dict[str, Any]] = {_line(k): {"retrieval": "exact", "k": k} for k in _K}
     ways[DENSE] = {"retrieval": "dense"}
-    return Scale(
-        lines=[Line(way, way.replace("-", " = "), model, focus=focus) for way, focus in ways.items()],
-        seeds=lm.SEEDS[name],
-        options=lm.many_documents(name),
-        about=f"{lm.ABOUT[name]}; {lm.TITLES[lm.SWITCHED]}",
-        departures=(
-            *lm.DEPARTURES.get(name, ()),
-            lm.own_of_many(name),
-            lm.SILENT,
-            "both while reading and while predicting",
-        ),
-    )
+    lines = [Line(way, way.replace("-", " = "), model, focus=focus) for way, focus in ways.items()]
+    about = f"{lm.ABOUT[name]}; {lm.TITLES[lm.SWITCHED]}"
+    return lm.measured_on_many(name, lines, "both while reading and while predicting", about=about)
 
 
-EXPERIMENT = Experiment(
+EXPERIMENT = of_perplexity(
     name="keys",
     title="Keys that a query takes from memory",
-    paper="",
     scale=scale,
-    task="perplexity",
-    axis="context",
-    axis_title="tokens in memory",
-    measure="perplexity",
-    share=False,
-    published=Published("", {}),
     claims=(
         Alike(
             "k = 32 is like k = 128, within 1% (the authors to their reviewers)", _line(32), _line(128), 0.01, least=1

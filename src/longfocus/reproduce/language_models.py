@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from longfocus.reproduce.experiment import Model
+from longfocus.reproduce.experiment import Line, Model, Scale
 
 PLAIN = "lm-plain"
 """Sees its window only."""
@@ -124,6 +124,29 @@ def own_of_many(scale: str) -> str:
         f"memory holds the last {MANY[scale]['own']} tokens of the own document and as many of each other one, instead of all that "
         "was read before"
     )
+
+
+def measured(
+    scale: str, lines: Sequence[Line], options: Mapping[str, Any], *departures: str, about: str | None = None
+) -> Scale:
+    """What an experiment on these models does at a scale.
+
+    Args:
+        departures: beside those of the models.
+        about: instead of what the models are.
+    """
+    return Scale(
+        lines=lines,
+        seeds=SEEDS[scale],
+        options=options,
+        about=about or ABOUT[scale],
+        departures=(*DEPARTURES.get(scale, ()), *departures),
+    )
+
+
+def measured_on_many(scale: str, lines: Sequence[Line], *departures: str, about: str | None = None) -> Scale:
+    """`measured`, while memory fills with other documents."""
+    return measured(scale, lines, many_documents(scale), own_of_many(scale), SILENT, *departures, about=about)
 
 
 _PIECES = 16_385

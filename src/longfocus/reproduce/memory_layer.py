@@ -7,7 +7,7 @@ from pathlib import Path
 
 from longfocus.reproduce import language_models as lm
 from longfocus.reproduce.claims import Better
-from longfocus.reproduce.experiment import Experiment, Line, Published, Scale
+from longfocus.reproduce.experiment import Line, Scale, of_perplexity
 
 EARLY, CHOSEN, LAST, TWO = "early", "chosen", "last", "two"
 _LAYERS = {
@@ -26,26 +26,13 @@ def scale(name: str, texts: Path) -> Scale:
         model = lm.crossbatch(f"lm-d2-{line}-layer", name, texts, {"mix": {"d": 2}}, focus=focus)
         numbers = " and ".join(map(str, layers[name]))
         lines.append(Line(line, f"layer{'s' * (len(layers[name]) > 1)} {numbers}", model))
-    return Scale(
-        lines=lines,
-        seeds=lm.SEEDS[name],
-        options=lm.many_documents(name),
-        about=lm.ABOUT[name],
-        departures=(*lm.DEPARTURES.get(name, ()), lm.own_of_many(name), lm.SILENT, "d = 2"),
-    )
+    return lm.measured_on_many(name, lines, "d = 2")
 
 
-EXPERIMENT = Experiment(
+EXPERIMENT = of_perplexity(
     name="memory-layer",
     title="The layer that has the memory",
-    paper="",
     scale=scale,
-    task="perplexity",
-    axis="context",
-    axis_title="tokens in memory",
-    measure="perplexity",
-    share=False,
-    published=Published("", {}),
     claims=(
         Better("our guess: the layer at two thirds is better than an early one", CHOSEN, EARLY, True, least=1),
         Better("our guess: the layer at two thirds is better than the last one", CHOSEN, LAST, True, least=1),

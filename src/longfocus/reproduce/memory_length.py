@@ -7,7 +7,7 @@ from pathlib import Path
 from longfocus.reproduce import arxiv_models as arxiv
 from longfocus.reproduce import language_models as lm
 from longfocus.reproduce.claims import Alike, Better
-from longfocus.reproduce.experiment import Experiment, Line, Published, Scale, Told
+from longfocus.reproduce.experiment import Line, Published, Scale, Told, of_perplexity
 
 _WINDOWS = (1, 4, 8, 16)
 """Remembered in training: 2k, 8k, 16k, 32k tokens in the paper."""
@@ -34,16 +34,12 @@ def scale(name: str, texts: Path) -> Scale:
 
 _32K, _64K, _128K = 30_720.0, 63_488.0, 129_024.0
 
-EXPERIMENT = Experiment(
+EXPERIMENT = of_perplexity(
     name="memory-length",
     title="Memory of the Memorizing Transformer in training",
     paper="appendix K, tables 10 and 11",
     scale=scale,
-    task="perplexity",
-    axis="context",
     axis_title="tokens before the window",
-    measure="perplexity",
-    share=False,
     published=Published(
         where="tables 10, 11",
         lines={

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from longfocus.reproduce import language_models as lm
 from longfocus.reproduce.claims import Better
-from longfocus.reproduce.experiment import Experiment, Line, Published, Scale
+from longfocus.reproduce.experiment import Line, Scale, of_perplexity
 
 NONE = lm.seeing(2)
 FIRST, ABSOLUTE = "lm-d2-first", "lm-d2-absolute"
@@ -20,30 +20,18 @@ _MANY = 4096
 def scale(name: str, texts: Path) -> Scale:
     """What is done at a scale; no texts are read."""
     first = lm.crossbatch(FIRST, name, texts, {"mix": {"d": 2}}, focus={"memory_positions": "first"})
-    return Scale(
-        lines=(
-            Line(NONE, "no positions", lm.model(NONE, name, texts)),
-            Line(FIRST, "memory as if first", first),
-            Line(ABSOLUTE, "as if first, read at true distances", first, focus={"memory_positions": "absolute"}),
-        ),
-        seeds=lm.SEEDS[name],
-        options=lm.many_documents(name),
-        about=lm.ABOUT[name],
-        departures=(*lm.DEPARTURES.get(name, ()), lm.own_of_many(name), lm.SILENT, "d = 2"),
+    lines = (
+        Line(NONE, "no positions", lm.model(NONE, name, texts)),
+        Line(FIRST, "memory as if first", first),
+        Line(ABSOLUTE, "as if first, read at true distances", first, focus={"memory_positions": "absolute"}),
     )
+    return lm.measured_on_many(name, lines, "d = 2")
 
 
-EXPERIMENT = Experiment(
+EXPERIMENT = of_perplexity(
     name="memory-positions",
     title="Memory keys with and without positions",
-    paper="",
     scale=scale,
-    task="perplexity",
-    axis="context",
-    axis_title="tokens in memory",
-    measure="perplexity",
-    share=False,
-    published=Published("", {}),
     claims=(
         Better("our guess: no positions are better than memory as if first", NONE, FIRST, True, least=1),
         Better(

@@ -10,7 +10,7 @@ from typing import Any
 
 from longfocus.reproduce import language_models as lm
 from longfocus.reproduce.claims import Better, Claim
-from longfocus.reproduce.experiment import Experiment, Line, Published, Scale
+from longfocus.reproduce.experiment import Line, Scale, of_perplexity
 
 MIX_3B, MIX_7B, ONE_D = "mix-3b", "mix-7b", "d2"
 MANY, ONE = "many", "one"
@@ -36,13 +36,7 @@ def scale(name: str, texts: Path) -> Scale:
         for mix, title in _TITLES.items():
             model = lm.crossbatch(f"lm-four-windows-{mix}", name, texts, {**shape, "mix": _MIXES[mix]})
             lines.append(Line(f"{mix}-{setting}", title, model, options=options, group=group))
-    return Scale(
-        lines=lines,
-        seeds=lm.SEEDS[name],
-        options={},
-        about=lm.ABOUT[name],
-        departures=(*lm.DEPARTURES.get(name, ()), lm.own_of_many(name), lm.SILENT),
-    )
+    return lm.measured(name, lines, {}, lm.own_of_many(name), lm.SILENT)
 
 
 def _claims() -> list[Claim]:
@@ -62,16 +56,9 @@ def _claims() -> list[Claim]:
     ]
 
 
-EXPERIMENT = Experiment(
+EXPERIMENT = of_perplexity(
     name="mixed-shares",
     title="Mixed shares of the batch against one d",
-    paper="",
     scale=scale,
-    task="perplexity",
-    axis="context",
-    axis_title="tokens in memory",
-    measure="perplexity",
-    share=False,
-    published=Published("", {}),
     claims=_claims(),
 )

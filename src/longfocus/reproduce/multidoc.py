@@ -9,7 +9,7 @@ from pathlib import Path
 
 from longfocus.reproduce import language_models as lm
 from longfocus.reproduce.claims import Better
-from longfocus.reproduce.experiment import Experiment, Line, Published, Scale, Told
+from longfocus.reproduce.experiment import Line, Published, Scale, Told, of_perplexity
 
 D1, D2, D4, D8 = (lm.seeing(d) for d in (1, 2, 4, 8))
 _LINES = (D1, D2, D4, D8, lm.SWITCHED, lm.MEMORIZING)
@@ -21,34 +21,20 @@ def scale(name: str, texts: Path) -> Scale:
     """What is done at a scale; no texts are read."""
     options = {**lm.many_documents(name), "settings": ["single", "multi"]}
     single = {"setting": "single"}
-    return Scale(
-        lines=tuple(
-            Line(line, lm.TITLES[line], lm.model(line, name, texts), where=single if line == lm.MEMORIZING else {})
-            for line in _LINES
-        ),
-        seeds=lm.SEEDS[name],
-        options=options,
-        about=lm.ABOUT[name],
-        departures=(
-            *lm.DEPARTURES.get(name, ()),
-            lm.own_of_many(name),
-            lm.SILENT,
-        ),
-    )
+    lines = [
+        Line(line, lm.TITLES[line], lm.model(line, name, texts), where=single if line == lm.MEMORIZING else {})
+        for line in _LINES
+    ]
+    return lm.measured(name, lines, options, lm.own_of_many(name), lm.SILENT)
 
 
 _500K = float(1 << 19)
 
-EXPERIMENT = Experiment(
+EXPERIMENT = of_perplexity(
     name="multidoc",
     title="Perplexity with many documents in memory",
     paper="section 5.3 and appendix C.2, figures 6 and 8",
     scale=scale,
-    task="perplexity",
-    axis="context",
-    axis_title="tokens in memory",
-    measure="perplexity",
-    share=False,
     published=Published(
         where="figure 8",
         lines={

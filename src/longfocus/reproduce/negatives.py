@@ -10,7 +10,7 @@ from pathlib import Path
 
 from longfocus.reproduce import language_models as lm
 from longfocus.reproduce.claims import Alike, Better
-from longfocus.reproduce.experiment import Experiment, Line, Published, Scale
+from longfocus.reproduce.experiment import Line, Scale, of_perplexity
 
 NEXT = lm.seeing(8)
 RANDOM, HARD = "lm-d8-random", "lm-d8-hard"
@@ -23,30 +23,18 @@ def scale(name: str, texts: Path) -> Scale:
         lm.crossbatch(line, name, texts, {"mix": {"d": 8}, "negatives": choice})
         for line, choice in ((RANDOM, "random"), (HARD, "hard"))
     )
-    return Scale(
-        lines=(
-            Line(NEXT, "next in the batch", lm.model(NEXT, name, texts)),
-            Line(RANDOM, "random", random),
-            Line(HARD, "hard", hard),
-        ),
-        seeds=lm.SEEDS[name],
-        options=lm.many_documents(name),
-        about=lm.ABOUT[name],
-        departures=(*lm.DEPARTURES.get(name, ()), lm.own_of_many(name), lm.SILENT, "d = 8"),
+    lines = (
+        Line(NEXT, "next in the batch", lm.model(NEXT, name, texts)),
+        Line(RANDOM, "random", random),
+        Line(HARD, "hard", hard),
     )
+    return lm.measured_on_many(name, lines, "d = 8")
 
 
-EXPERIMENT = Experiment(
+EXPERIMENT = of_perplexity(
     name="negatives",
     title="Next, random and hard negatives",
-    paper="",
     scale=scale,
-    task="perplexity",
-    axis="context",
-    axis_title="tokens in memory",
-    measure="perplexity",
-    share=False,
-    published=Published("", {}),
     claims=(
         Better("our guess: hard negatives are better than the next ones", HARD, NEXT, True, _MANY),
         Alike("our guess: random negatives are like the next ones, within 1%", RANDOM, NEXT, 0.01, least=1),

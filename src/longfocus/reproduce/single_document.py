@@ -12,7 +12,7 @@ from longfocus.reproduce import arxiv_models as arxiv
 from longfocus.reproduce import continued_models as continued
 from longfocus.reproduce import language_models as lm
 from longfocus.reproduce.claims import Better, Claim
-from longfocus.reproduce.experiment import Experiment, Line, Published, Scale, Told
+from longfocus.reproduce.experiment import Line, Published, Scale, Told, of_perplexity
 
 TUNED, SCRATCH = "tuned", "scratch"
 GROUPS = {TUNED: "books, fine-tuned from a plain model (figure 9)", SCRATCH: "papers, trained from scratch (table 11)"}
@@ -64,16 +64,12 @@ def _claims() -> list[Claim]:
 
 _64K, _128K = 64_512.0, 129_024.0
 
-EXPERIMENT = Experiment(
+EXPERIMENT = of_perplexity(
     name="single-document",
     title="One long document",
     paper="section 5.4 and appendix K, figure 9 and table 11",
     scale=scale,
-    task="perplexity",
-    axis="context",
     axis_title="tokens before the window",
-    measure="perplexity",
-    share=False,
     published=Published(
         where="figure 9, table 11",
         lines={

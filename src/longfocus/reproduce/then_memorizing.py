@@ -7,7 +7,7 @@ from pathlib import Path
 
 from longfocus.reproduce import language_models as lm
 from longfocus.reproduce.claims import Better
-from longfocus.reproduce.experiment import Experiment, Line, Model, Published, Scale
+from longfocus.reproduce.experiment import Line, Model, Published, Scale, of_perplexity
 
 D2 = lm.seeing(2)
 BEGUN, THEN = "lm-d2-begun", "lm-d2-then-memorizing"
@@ -26,36 +26,27 @@ def then_memorizing(name: str, texts: Path) -> Model:
 
 def scale(name: str, texts: Path) -> Scale:
     """What is done at a scale; no texts are read."""
-    departures = (
-        *lm.DEPARTURES.get(name, ()),
+    lines = (
+        Line(lm.MEMORIZING, "Memorizing Transformer", lm.model(lm.MEMORIZING, name, texts)),
+        Line(D2, "FoT, d = 2", lm.model(D2, name, texts)),
+        Line(THEN, "FoT, d = 2, then Memorizing Transformer", then_memorizing(name, texts)),
+    )
+    return lm.measured(
+        name,
+        lines,
+        lm.one_document(name),
         *(("a tenth of the steps as Memorizing Transformer instead of a 500th",) if name == "small" else ()),
         "temperatures are learned in the first part; in the second one they are factors of the weights",
         lm.SILENT,
         "d = 2 in the first part; the second one begins with a new optimizer and a fifth of its steps as warm-up, and reads the texts in another order",
     )
-    return Scale(
-        lines=(
-            Line(lm.MEMORIZING, "Memorizing Transformer", lm.model(lm.MEMORIZING, name, texts)),
-            Line(D2, "FoT, d = 2", lm.model(D2, name, texts)),
-            Line(THEN, "FoT, d = 2, then Memorizing Transformer", then_memorizing(name, texts)),
-        ),
-        seeds=lm.SEEDS[name],
-        options=lm.one_document(name),
-        about=lm.ABOUT[name],
-        departures=departures,
-    )
 
 
-EXPERIMENT = Experiment(
+EXPERIMENT = of_perplexity(
     name="then-memorizing",
     title="Crossbatch, then Memorizing Transformer",
     paper="appendix C.3, figure 7",
     scale=scale,
-    task="perplexity",
-    axis="context",
-    axis_title="tokens in memory",
-    measure="perplexity",
-    share=False,
     published=Published(
         "figure 7",
         {},
