@@ -6,6 +6,7 @@ Imported before torch, so that waiting threads do not spin.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import platform
 import sys
@@ -119,6 +120,15 @@ def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A table; the first column is text, the others are numbers."""
     lines = ["| " + " | ".join(header) + " |", "|---" + "|---:" * (len(header) - 1) + "|"]
     return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows])
+
+
+def save_table(arguments: argparse.Namespace, focused: Any, text: str, results: Sequence[Any]) -> None:
+    """Write results.json and table.md into `arguments.out`, and print the table and where they are."""
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    write_json(arguments.out / "results.json", {**about(arguments, focused), "results": results})
+    (arguments.out / "table.md").write_text(text + "\n", "utf-8")
+    print(text)
+    print(json.dumps({"out": str(arguments.out)}))
 
 
 def figure(panels: int) -> tuple[Any, list[Any], Any]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import random
 import statistics
 from pathlib import Path
@@ -68,12 +67,8 @@ def main() -> None:
             ]
         )
     text = common.markdown(["text", "overflow", "loss, nats a token (95%)", "against never full"], sorted(rows))
-    arguments.out.mkdir(parents=True, exist_ok=True)
     results = [{"text": part, "overflow": how, "losses": found} for (part, how), found in losses.items()]
-    common.write_json(arguments.out / "results.json", {**common.about(arguments, model), "results": results})
-    (arguments.out / "table.md").write_text(text + "\n", "utf-8")
-    print(text)
-    print(json.dumps({"out": str(arguments.out)}))
+    common.save_table(arguments, model, text, results)
 
 
 if __name__ == "__main__":

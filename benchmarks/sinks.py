@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import statistics
 from collections import defaultdict
 from collections.abc import Iterator
@@ -121,11 +120,7 @@ def main() -> None:
         "their share of memory's attention, by layer",
     ]
     text = common.markdown(head, rows)
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    common.write_json(arguments.out / "results.json", {**common.about(arguments, model), "results": results})
-    (arguments.out / "table.md").write_text(text + "\n", "utf-8")
-    print(text)
-    print(json.dumps({"out": str(arguments.out)}))
+    common.save_table(arguments, model, text, results)
 
 
 if __name__ == "__main__":

@@ -90,12 +90,8 @@ def passages(memory: AskedMemory, mass: np.ndarray, count: int, neutral: np.ndar
         first, last = _whole_lines(text, first, last)
         while first < last and text[first] == "\n":  # the place is that of the first line shown
             first += 1
-        place, shown, received = (
-            memory.place(document, text, first),
-            text[first:last].strip("\n"),
-            mass[start:stop].sum(),
-        )
-        found.append(Passage(place, shown, float(received), more, start, stop))
+        place, received = memory.place(document, text, first), float(mass[start:stop].sum())
+        found.append(Passage(place, text[first:last].strip("\n"), received, more, start, stop))
     return found
 
 

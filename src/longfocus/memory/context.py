@@ -54,6 +54,10 @@ class Part:
         """Records that may be seen."""
         return sum(high - low for low, high in self.pieces())
 
+    def held(self) -> np.ndarray | None:
+        """bool (R, tokens of the store): which records each row has, where rows differ; None: all."""
+        return self.store.row_mask() if isinstance(self.store, RamStore) else None
+
     def split(self, at: int) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
         """The pieces before and from a number on."""
         pieces = self.pieces()
@@ -191,7 +195,7 @@ class MemoryContext:
     def _see_nearest(self, span: int) -> None:
         """Narrow both parts to the last `span` records of each row."""
         shared, own = self.shared, self.own
-        held = own.store.row_mask() if own is not None and isinstance(own.store, RamStore) else None
+        held = own.held() if own is not None else None
         if own is None or held is None:
             kept = min(span, own.tokens) if own is not None else 0
             if own is not None:
@@ -212,7 +216,7 @@ class MemoryContext:
         if self._nearest is not None:
             return np.asarray(sum(seen.sum(1) for seen in self._nearest))
         own = self.own
-        held = own.store.row_mask() if own is not None and isinstance(own.store, RamStore) else None
+        held = own.held() if own is not None else None
         mine = np.array([own.tokens if own is not None else 0]) if held is None else held.sum(1)
         return np.asarray(mine + (self.shared.tokens if self.shared is not None else 0))
 

@@ -13,7 +13,7 @@ since a token that moves to memory changes its encoding.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -140,6 +140,11 @@ class LocalLayer(CacheLayerMixin):
         return -1
 
 
+def _no_columns(rows: int) -> list[np.ndarray]:
+    """The flags of rows that hold nothing."""
+    return [np.zeros((rows, 0), dtype=bool) for _ in range(3)]
+
+
 class FocusCache(Cache):
     """What a focused model knows between calls: local windows, memory of its own, and the memory it reads.
 
@@ -193,6 +198,15 @@ class FocusCache(Cache):
         self.memory_tokens = memory.tokens if memory is not None else 0
         self._shared = memory.visible() if memory is not None else None
 
+    @property
+    def _flags(self) -> Sequence[np.ndarray]:
+        """What is known of each column, as bool (B, L) each: `valid`, `stored`, `first`."""
+        return self.valid, self.stored, self.first
+
+    @_flags.setter
+    def _flags(self, flags: Sequence[np.ndarray]) -> None:
+        self.valid, self.stored, self.first = flags
+
     # -- sizes -------------------------------------------------------------------------------------------
 
     @property
@@ -225,8 +239,7 @@ class FocusCache(Cache):
         )
         memo[id(self)] = other
         other.memory_tokens, other._shared = self.memory_tokens, self._shared
-        other.seen, other.valid, other.stored = self.seen, self.valid.copy(), self.stored.copy()
-        other.first = self.first.copy()
+        other.seen, other._flags = self.seen, [flags.copy() for flags in self._flags]
         other._own, other._removable = copy.deepcopy(self._own, memo), self._removable
         for mine, copied in zip(self.local_layers, other.local_layers, strict=True):
             if mine.keys is not None and mine.values is not None:
@@ -245,7 +258,7 @@ class FocusCache(Cache):
             reading: whether the window will be stored (then `read_span` applies).
         """
         if self.rows == 0:
-            self.valid, self.stored, self.first = (np.zeros((tokens.shape[0], 0), dtype=bool) for _ in range(3))
+            self._flags = _no_columns(tokens.shape[0])
         self._moves = bool(drop.any())
         if self._moves:
             self._drop(drop)
@@ -277,7 +290,7 @@ class FocusCache(Cache):
         """Let go of what is local, and describe a pass whose rows are the next `count` windows of the one text, all full
         and all to be stored (`take_windows`)."""
         if self.rows == 0:
-            self.valid = self.stored = self.first = np.zeros((1, 0), dtype=bool)
+            self._flags = _no_columns(1)
         assert self.rows == 1, "windows of one text"
         self._drop(self.local_tokens)
         config = self.focus.config
@@ -318,7 +331,7 @@ class FocusCache(Cache):
     def close_pass(self, store: np.ndarray) -> None:
         """Account for the columns that the layers have appended; store whole windows of rows `store` (bool (B,))."""
         columns = self._pending[0].shape[1] - self.valid.shape[1]
-        self.valid, self.stored, self.first = self._pending
+        self._flags = self._pending
         if store.any():
             self._removable = 0
         elif self._moves:
@@ -334,13 +347,13 @@ class FocusCache(Cache):
         Nothing is copied: passes write only behind what is there, and records are only appended.
         """
         layers = [layer.state for layer in self.local_layers]
-        state = (self.valid, self.stored, self.first, self.seen, self._removable, self._own)
+        state = (self._flags, self.seen, self._removable, self._own)
         tokens = self._own.tokens if self._own is not None else 0
 
         def restore() -> None:
             for layer, before in zip(self.local_layers, layers, strict=True):
                 layer.state = before
-            self.valid, self.stored, self.first, self.seen, self._removable, self._own = state
+            self._flags, self.seen, self._removable, self._own = state
             if self._own is not None:
                 self._own.rewind(tokens)
 
@@ -392,7 +405,7 @@ class FocusCache(Cache):
             return
         used = np.flatnonzero(self.valid.any(0))
         trim = int(used[0]) if used.size else self.valid.shape[1]
-        self.valid, self.stored, self.first = (flags[:, trim:] for flags in (self.valid, self.stored, self.first))
+        self._flags = [flags[:, trim:] for flags in self._flags]
         for layer in self.local_layers:
             layer.trim(trim)
         if self.valid.shape[1]:
@@ -411,14 +424,12 @@ class FocusCache(Cache):
         kept = np.argsort(self.valid, 1, kind="stable")[
             :, self.valid.shape[1] - width :
         ]  # what is not valid comes first
-        self.valid, self.stored, self.first, by = (
-            np.take_along_axis(each, kept, 1) for each in (self.valid, self.stored, self.first, by)
-        )
+        self._flags = [np.take_along_axis(flags, kept, 1) for flags in self._flags]
         index = torch.from_numpy(kept).to(self.focus.device)[:, None, :, None]
         for layer in self.local_layers:
             if layer.keys is not None and layer.values is not None:
                 layer.replace(*(torch.take_along_dim(each, index, 2) for each in (layer.keys, layer.values)))
-        return by
+        return np.take_along_axis(by, kept, 1)
 
     def _shift_back(self, count: np.ndarray) -> None:
         by = torch.from_numpy(count.astype(np.int64)).to(self.focus.device)
@@ -518,7 +529,7 @@ class FocusCache(Cache):
             self._own.select_rows(indices.cpu())
         elif self._own is not None:
             self._own = None
-        self.valid, self.stored, self.first = self.valid[index], self.stored[index], self.first[index]
+        self._flags = [flags[index] for flags in self._flags]
         for layer in self.local_layers:
             layer.select(indices)
 
@@ -553,9 +564,7 @@ class FocusCache(Cache):
             raise UnsupportedCallError(
                 "crop: padding lies among the last tokens; crop works on rows that end together."
             )
-        self.valid, self.stored, self.first = (
-            flags[:, : local - count] for flags in (self.valid, self.stored, self.first)
-        )
+        self._flags = [flags[:, : local - count] for flags in self._flags]
         for layer in self.local_layers:
             layer.cut(count)
         self.seen -= count
@@ -567,5 +576,5 @@ class FocusCache(Cache):
         for layer in self.local_layers:
             layer.replace(None, None)
         self.seen, self._removable = 0, None
-        self.valid, self.stored, self.first = (np.zeros((0, 0), dtype=bool) for _ in range(3))
+        self._flags = _no_columns(0)
         self._own = None

@@ -32,7 +32,6 @@ from longfocus.memory.dense import Scratch, fold_rows
 from longfocus.memory.distributed.processes import Call, ShardProcesses
 from longfocus.memory.distributed.worker import Packed, Question, Seen
 from longfocus.memory.exact import Best, best_keys
-from longfocus.memory.ram import RamStore
 
 _VALUES_AT_ONCE = 1 << 22
 """Numbers in one shard's answer of k best values; longer passes ask in several blocks of queries."""
@@ -175,13 +174,13 @@ class ShardedContext:
             )
         self._groups = _groups(shared, own, span)
         local = MemoryContext(None, own, retrieval=retrieval, k=k, scratch=scratch, span=span)
-        self._local, self.balance_tokens = local, balance_tokens
+        self.balance_tokens = balance_tokens
         self._retrieval: _Retrieval = _TopK(local, recorder) if retrieval == "exact" else _Dense(local, recorder)
 
     @cached_property
     def visible(self) -> np.ndarray:
         """int (B,), or (1,) where it is the same for all rows: records that each row sees."""
-        visible = self._local.visible.copy()
+        visible = self._retrieval.local.visible.copy()
         for rows, seen in self._groups:
             visible[rows] += seen.tokens
         return visible
@@ -372,7 +371,7 @@ def _groups(shared: ShardedPart, own: Part | None, span: int | None) -> list[tup
     """Which rows see which of the shared tokens: all the same, unless a span leaves some rows more than others."""
     if span is None:
         return [(slice(None), shared)]
-    held = own.store.row_mask() if own is not None and isinstance(own.store, RamStore) else None
+    held = own.held() if own is not None else None
     if held is None:
         return [(slice(None), shared.last(span - min(span, own.tokens if own is not None else 0)))]
     left = np.maximum(span - held.sum(1), 0)
