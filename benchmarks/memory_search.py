@@ -24,7 +24,6 @@ On disk, also: seconds to open the memory in a fresh process, until the first se
 from __future__ import annotations
 
 import argparse
-import gzip
 import json
 import math
 import statistics
@@ -32,7 +31,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -40,12 +38,13 @@ import numpy as np
 import torch
 
 import common
-from longfocus import Memory, read_ids
+import large_memory
+from large_memory import Prefix, build, real_ids
+from longfocus import Memory
 from longfocus.config import FocusConfig
-from longfocus.memory.approximate import MemoryIndex, best_approximate
+from longfocus.memory.approximate import best_approximate
 from longfocus.memory.context import MemoryContext, Part
 from longfocus.memory.dense import Scratch
-from longfocus.memory.documents import TOKEN_DTYPE
 from longfocus.memory.quantiser import Quantiser, require_faiss
 from longfocus.model.cache import FocusCache
 from longfocus.plots import Series, lines, save
@@ -61,29 +60,6 @@ KINDS: dict[str, tuple[str, int]] = {
     "HNSW": ("HNSW32,Flat", 64),
 }
 """Name -> faiss' description, and how many lists or nodes a search visits."""
-
-
-@dataclass
-class Prefix:
-    """The first `tokens` records of a memory, standing in for a smaller memory."""
-
-    store: Any
-    geometry: Any
-    tokens: int
-    _index: MemoryIndex | None = field(default=None, repr=False)
-
-    @property
-    def ranges(self) -> tuple[tuple[int, int], ...]:
-        return ((0, self.tokens),)
-
-    def index(self, stop: int | None = None) -> MemoryIndex:
-        if self._index is None:
-            self._index = MemoryIndex(self.store, self.geometry)
-        self._index.update(self.ranges, self.tokens if stop is None else stop)
-        return self._index
-
-    def search(self, ranges: Any = None) -> Any:
-        return self.index().view(self.ranges)
 
 
 class Kind:
@@ -135,47 +111,6 @@ def seconds(function: Callable[[], Any]) -> float:
 
 
 # -- the memory --------------------------------------------------------------------------------------------
-
-
-def real_ids(tokenizer: Any, count: int, data: Path, names: list[str]) -> list[int]:
-    """`count` tokens of the texts, in equal parts of each source, one document after another."""
-    sources = []
-    for name in names:
-        with gzip.open(data / name / "test.jsonl.gz", "rt", encoding="utf-8") as rows:
-            sources.append([json.loads(row)["text"] for row in rows])
-    ids: list[int] = []
-    for number in range(max(map(len, sources))):
-        for texts in sources:
-            if number < len(texts):
-                ids += tokenizer(texts[number])["input_ids"]
-        if len(ids) >= count:
-            return ids[:count]
-    raise SystemExit(f"{', '.join(names)}: only {len(ids):,} tokens of text, {count:,} wanted; use --read and --tile")
-
-
-def build(model: Any, ids: list[int], size: int, folder: Path | None, noise: float) -> Memory:
-    """Read the ids, and repeat their records with noise up to `size` tokens."""
-    memory = Memory.create(folder, model) if folder is not None else Memory(model)
-    begun = time.perf_counter()
-    read_ids(model, ids, memory)
-    common.note(f"read {memory.tokens:,} tokens in {time.perf_counter() - begun:.0f} s")
-    storage, read, at = memory.store.storage, memory.tokens, 0
-    generator = torch.Generator().manual_seed(0)
-    deviation: dict[int, torch.Tensor] = {}
-    document = memory.begin_document("repeated with noise", kind="ids")
-    while memory.extent < size:
-        count = min(4096, read - at, size - memory.extent)
-        records = {}
-        for layer in memory.geometry.layers:
-            stored = torch.cat([chunk.records for chunk in memory.store.chunks(layer, at, at + count)], 1)
-            plain = torch.empty(*stored.shape[:-1], memory.geometry.head_dim)
-            storage.decode_into(plain, stored)
-            wide = deviation.setdefault(layer, plain.std((0, 1)))
-            records[layer] = storage.store(plain + noise * wide * torch.randn(plain.shape, generator=generator))
-        memory.store.append(records)
-        document = memory.commit_window(document, np.zeros(count, TOKEN_DTYPE), b"", 0)
-        at = (at + count) % read
-    return memory
 
 
 def real_queries(model: Any, ids: list[int], memory: Memory) -> dict[int, tuple[torch.Tensor, float]]:
@@ -458,12 +393,7 @@ def plot(search: list[dict[str, Any]], decode: list[dict[str, Any]], title: str,
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     common.add_model_options(parser)
-    parser.add_argument("--sizes", default="64k,256k,1M", help="tokens in memory")
-    parser.add_argument("--read", default="64k", help="tokens that are really read at most")
-    parser.add_argument("--tile", action="store_true", help="repeat what was read, with noise, up to the largest size")
-    parser.add_argument("--noise", type=float, default=0.3, help="of what is repeated, in deviations of each number")
-    parser.add_argument("--data", type=Path, default=common.DATA, help="folder of the texts")
-    parser.add_argument("--text", default="books,code", help="folders in it")
+    large_memory.add_memory_options(parser, "64k,256k,1M")
     parser.add_argument("--rerank", default="4,8,16", help="candidates for each of the k")
     parser.add_argument("--queries", type=int, default=64, help="tokens whose queries are judged for recall and mass")
     parser.add_argument("--loss-tokens", type=int, default=2048, help="tokens of following text for the loss")
@@ -471,7 +401,6 @@ def main() -> None:
     parser.add_argument("--kinds-up-to", default="1M", metavar="SIZE")
     parser.add_argument("--hnsw-up-to", default="128k", metavar="SIZE", help="it takes long to build")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--on-disk", type=Path, metavar="DIR", help="keep the memory here instead of in RAM")
     parser.add_argument("--out", type=Path, default=Path("out/memory_search"))
     parser.add_argument("--open", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--queries-from", type=Path, help=argparse.SUPPRESS)
@@ -485,9 +414,7 @@ def main() -> None:
     unknown = [name for name in arguments.kinds if name not in KINDS]
     if unknown:
         parser.error(f"--kinds: {unknown[0]!r} given, expected some of {', '.join(KINDS)}, or none")
-    read = min(max(sizes), size_of(arguments.read))
-    if max(sizes) > read and not arguments.tile:
-        parser.error(f"--sizes up to {max(sizes):,} need --read {max(sizes)}, or --tile to repeat what was read")
+    read = large_memory.tokens_read(parser, arguments, sizes)
     retrieval, arguments.retrieval = arguments.retrieval, None  # all of them are measured
     assert retrieval is None, "--retrieval is what is compared here"
     arguments.memory_dtype = arguments.memory_dtype or "float16"
@@ -496,10 +423,10 @@ def main() -> None:
     after = max(arguments.queries, arguments.loss_tokens, 64)
     ids = real_ids(tokenizer, read + after, arguments.data, arguments.text.split(","))
     memory = build(model, ids[:read], max(sizes), arguments.on_disk, arguments.noise)
-    real = Prefix(memory.store, memory.geometry, read)
+    real = Prefix(memory, read)
     queries = real_queries(model, ids[read : read + arguments.queries], real)  # type: ignore[arg-type]
     search: list[dict[str, Any]] = []
-    prefixes = [Prefix(memory.store, memory.geometry, size) for size in sizes]
+    prefixes = [Prefix(memory, size) for size in sizes]
     for prefix in prefixes:
         search += measure_search(prefix, queries, arguments, reranks)
         common.note(f"searched {prefix.tokens:,} tokens")
