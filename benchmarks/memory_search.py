@@ -167,7 +167,7 @@ def measure_search(
             "append_us": 1e6 * appending,
         }
     for name in arguments.kinds:
-        limit = arguments.hnsw_up_to if name == "HNSW" else arguments.kinds_up_to
+        limit = {"HNSW": arguments.hnsw_up_to, "faiss flat": arguments.flat_up_to}.get(name, arguments.kinds_up_to)
         if prefix.tokens > size_of(limit):
             continue
         factor = 1 if name == "faiss flat" else max(reranks)
@@ -398,7 +398,8 @@ def main() -> None:
     parser.add_argument("--queries", type=int, default=64, help="tokens whose queries are judged for recall and mass")
     parser.add_argument("--loss-tokens", type=int, default=2048, help="tokens of following text for the loss")
     parser.add_argument("--kinds", default=",".join(KINDS), help="other indexes, comma-separated, or none")
-    parser.add_argument("--kinds-up-to", default="1M", metavar="SIZE")
+    parser.add_argument("--flat-up-to", default="1M", metavar="SIZE", help="it holds all keys in RAM, in float32")
+    parser.add_argument("--kinds-up-to", default="256k", metavar="SIZE", help="their centroids take long to find")
     parser.add_argument("--hnsw-up-to", default="128k", metavar="SIZE", help="it takes long to build")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--out", type=Path, default=Path("out/memory_search"))

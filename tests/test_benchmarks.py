@@ -77,7 +77,9 @@ def test_memory_search_measures_all_its_rows() -> None:
     memory = memory_of(model, 96)
     large_memory.repeat(memory, 96, 8192 + 4096, 0.3)
     ids = tokens(1, 64, seed=7)[0].tolist()
-    arguments = argparse.Namespace(k=4, kinds=[], kinds_up_to="1M", hnsw_up_to="1M", repeats=1, loss_tokens=32)
+    arguments = argparse.Namespace(
+        k=4, kinds=[], kinds_up_to="1M", hnsw_up_to="1M", flat_up_to="1M", repeats=1, loss_tokens=32
+    )
     whole = large_memory.Prefix(memory, memory.extent)
     queries = memory_search.real_queries(model, ids[:16], large_memory.Prefix(memory, 96))
     assert set(queries) == set(MEMORY_LAYERS)

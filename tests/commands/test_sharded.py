@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.commands.conftest import longfocus
-from tests.memory.distributed.sharing import model_of, sharded, write_texts
+from tests.memory.distributed.sharing import large_shards, model_of, sharded, write_texts
 
 
 @pytest.fixture
@@ -56,8 +56,21 @@ def test_what_cannot_be_is_refused_with_what_to_do(folder: Path, saved: Path, no
         (("ask", folder, note, "Hm?"), "asked by itself; remember the other texts into it first"),
         (("ask", saved, "Hm?", "--shard-timeout", "5"), "they go with a sharded memory"),
         (("ask", folder, "Hm?", "--shard-timeout", "0"), "expected seconds above 0"),
+        (("ask", folder, "Hm?", "--retrieval", "best"), "expected one of dense, exact, approximate, auto"),
         (("ask", folder, "Hm?", "--only", "nothing.txt"), "no document 'nothing.txt'"),
     ):
         ended = longfocus(*arguments)
         assert (ended.code, ended.out) == (2, ""), arguments
         assert message in " ".join(ended.err.replace("│", " ").split()), ended.err
+
+
+def test_a_large_sharded_memory_is_indexed_and_small_shards_need_none(folder: Path, tmp_path: Path) -> None:
+    pytest.importorskip("faiss")
+    done = longfocus("index", folder)
+    assert done.code == 0, done.err
+    assert "tokens need no index; it begins at 16,384." in done.out
+    large_shards(tmp_path / "large.memory", model_of(), shards=2, tokens=16_400)[0].close()
+    said = json.loads(longfocus("index", tmp_path / "large.memory", "--json").out)
+    assert said == {"tokens": 32_800, "indexed_tokens": 32_768, "encoded_tokens": 32_768}
+    assert all((tmp_path / "large.memory" / shard / "index.1.json").exists() for shard in ("shard-000", "shard-001"))
+    assert "0 tokens indexed, 32,768 of 32,800 together" in longfocus("index", tmp_path / "large.memory").out

@@ -32,17 +32,17 @@ def open_for_answers(
         options: FocusConfig fields that were given, but for the retrieval, which `asking` has.
         quiet: say nothing about the model and how the memory is searched.
     """
+    from longfocus.config import Retrieval
     from longfocus.memory.distributed.manifest import is_sharded
 
     options = {**options, **focus_options(k=asking.k, k_rule=asking.k_rule)}
     if asking.retrieval != "auto":
         options = {**options, "retrieval": asking.retrieval}
+    ways = (*get_args(Retrieval), "auto")
+    if asking.retrieval not in ways:
+        raise ConfigError(f"--retrieval: {asking.retrieval!r} given, expected one of {', '.join(ways)}.")
     shards = [path for path in paths if is_sharded(path)]
     if shards:
-        if asking.retrieval not in ("dense", "exact", "auto"):
-            raise ConfigError(
-                f"--retrieval: {asking.retrieval!r} given; a sharded memory answers dense, exact or auto (dense)."
-            )
         if asking.k_rule is not None:
             raise ConfigError(
                 f"--k-rule: {shards[0]} is in shards, which are asked for all queries; leave the option out."
@@ -67,6 +67,8 @@ def _open_shards(folder: str, asking: Asking, options: dict[str, Any], quiet: bo
     memory.check(model, tokenizer)
     if not quiet:
         warn_untrained(name)
+    settle_retrieval(model, chosen, asking.retrieval, quiet=quiet)
+    if not quiet:
         note(f"Starting {counted(len(memory.shards), 'shard')} …")
     memory.start()
     return model, tokenizer, chosen
@@ -75,15 +77,11 @@ def _open_shards(folder: str, asking: Asking, options: dict[str, Any], quiet: bo
 def _open_here(
     paths: Sequence[str], asking: Asking, options: dict[str, Any], quiet: bool
 ) -> tuple[Any, Any, AskedMemory]:
-    from longfocus.config import Retrieval
     from longfocus.data.documents import find_sources
     from longfocus.memory.folder import is_memory
     from longfocus.memory.memory import Memory
     from longfocus.model.reading import Reader
 
-    ways = (*get_args(Retrieval), "auto")
-    if asking.retrieval not in ways:
-        raise ConfigError(f"--retrieval: {asking.retrieval!r} given, expected one of {', '.join(ways)}.")
     saved = [Memory.open(path) for path in paths if is_memory(Path(path))]
     texts = [path for path in paths if not is_memory(Path(path))]
     found = find_sources(texts, encoding=asking.encoding) if texts else None

@@ -1,10 +1,11 @@
-"""`longfocus index`: index a saved memory for approximate search. Loads no model."""
+"""`longfocus index`: index a saved memory, whole or in shards, for approximate search. Loads no model."""
 
 from __future__ import annotations
 
 import json
 
 from longfocus.commands.options import AsJson, Folder
+from longfocus.commands.sharded import open_memory
 
 EPILOG = """Examples:
 
@@ -12,7 +13,7 @@ EPILOG = """Examples:
 
   longfocus index library/novels.memory
 
-Remembering does this by itself for memories of more than 131,072 tokens, and for those that have an index. Needs faiss: pip install 'longfocus[approximate]'. The index is a file beside the memory's; without it, or where it is damaged or behind, answers are the same and come later.
+Remembering does this by itself for memories of more than 131,072 tokens, and for those that have an index. Needs faiss: pip install 'longfocus[approximate]'. The index is a file beside the memory's; without it, or where it is damaged or behind, answers are the same and come later. In shards, each shard has its own.
 """
 
 
@@ -22,9 +23,8 @@ def index(
 ) -> None:
     """Index a memory, so that ask and chat search it approximately without indexing it each time."""
     from longfocus.memory.approximate import TRAIN_TOKENS
-    from longfocus.memory.memory import Memory
 
-    with Memory.open(folder, writable=True) as memory:
+    with open_memory(folder, writable=True) as memory:
         encoded = memory.update_index()
         covered = memory.indexed_tokens
         if as_json:

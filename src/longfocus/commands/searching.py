@@ -1,17 +1,20 @@
-"""How a memory is searched: whole, or through an index that is kept up to date."""
+"""How a memory is searched, in one folder or in shards: whole, or through an index that is kept up to date."""
 
 from __future__ import annotations
 
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from longfocus.commands.output import note
+from longfocus.commands.output import counted, note
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from longfocus.memory.distributed.memory import ShardedMemory
     from longfocus.memory.memory import Memory
 
 
-def settle_retrieval(model: Any, memory: Memory, how: str, *, quiet: bool = False) -> None:
+def settle_retrieval(model: Any, memory: Memory | ShardedMemory, how: str, *, quiet: bool = False) -> None:
     """Choose how the memory is searched, if it is left to us, and say what was chosen where it is not plain dense.
 
     Args:
@@ -19,7 +22,7 @@ def settle_retrieval(model: Any, memory: Memory, how: str, *, quiet: bool = Fals
         quiet: say nothing.
     """
     from longfocus.config import DENSE_UP_TO_TOKENS
-    from longfocus.memory.approximate import TRAIN_TOKENS
+    from longfocus.memory.memory import Memory
     from longfocus.memory.quantiser import has_faiss
 
     def say(text: str) -> None:
@@ -39,15 +42,37 @@ def settle_retrieval(model: Any, memory: Memory, how: str, *, quiet: bool = Fals
     if focus.config.k_rule is not None and focus.config.retrieval == "dense":
         say("The k rule has no effect: all of the memory is attended to. It is for --retrieval exact or approximate.")
     if focus.config.retrieval == "approximate":
-        behind = memory.extent - memory.indexed_tokens
-        problem = f" (the saved index is not used: {memory.index_problem})" if memory.index_problem else ""
-        if memory.tokens >= TRAIN_TOKENS and behind >= TRAIN_TOKENS:
-            where = "; remembering more into it, or longfocus index, saves the index" if memory.is_saved else ""
-            say(f"Indexing {behind:,} tokens in RAM{problem}{where} …")
-            memory.search()
+        if isinstance(memory, Memory):
+            _index_in_ram(memory, say)
+        else:
+            _say_what_lacks_an_index(memory, say)
 
 
-def index_memory(memory: Memory) -> None:
+def _index_in_ram(memory: Memory, say: Callable[[str], None]) -> None:
+    """Before the first question, rather than in it."""
+    from longfocus.memory.approximate import TRAIN_TOKENS
+
+    behind = memory.extent - memory.indexed_tokens
+    problem = f" (the saved index is not used: {memory.index_problem})" if memory.index_problem else ""
+    if memory.tokens >= TRAIN_TOKENS and behind >= TRAIN_TOKENS:
+        where = "; remembering more into it, or longfocus index, saves the index" if memory.is_saved else ""
+        say(f"Indexing {behind:,} tokens in RAM{problem}{where} …")
+        memory.search()
+
+
+def _say_what_lacks_an_index(memory: ShardedMemory, say: Callable[[str], None]) -> None:
+    """Shards make an index where they are, at their first question, which takes its time."""
+    from longfocus.memory.approximate import TRAIN_TOKENS
+
+    without = [shard for shard in memory.shards if shard.tokens >= TRAIN_TOKENS and not shard.has_index]
+    if without:
+        say(
+            f"{counted(len(without), 'shard')} of {len(memory.shards)} without an index: the first answer waits until they have made "
+            f"one in RAM; longfocus index {memory.folder} saves them."
+        )
+
+
+def index_memory(memory: Memory | ShardedMemory) -> None:
     """Bring a memory's saved index up to date, or make one for a memory that is large enough to be searched through it."""
     from longfocus.config import DENSE_UP_TO_TOKENS
     from longfocus.errors import MemoryWriteError

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from longfocus.commands.models import hint_at_options, lasting_source, load_for
 from longfocus.commands.output import counted, note
+from longfocus.commands.searching import index_memory
 from longfocus.errors import LongfocusError
 
 if TYPE_CHECKING:
@@ -71,6 +72,7 @@ def remember(
         except KeyboardInterrupt:
             note(f"Stopped. {into} keeps what was read; the same command goes on from here.")
             raise
+        index_memory(memory)
         megabytes = memory.nbytes / 1e6
         note(
             f"{into}: {counted(len(memory.shards), 'shard')}, {len(memory.documents)} documents, "

@@ -6,8 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+
 from longfocus import FocusConfig, Memory, Reader, ShardedMemory, attach, find_sources
 from longfocus.memory.distributed.processes import ClusterOptions
+from longfocus.memory.documents import TOKEN_DTYPE
 from tests.memory.saved import held
 from tests.models import MEMORY_LAYERS, assert_close, tiny
 from tests.small_tokenizers import SAMPLES, VOCABULARY, talking
@@ -64,6 +68,23 @@ def sharded(
                 order.append((number % shards, writer.generation, Reader(model, talking(), writer).read(found).id))
         memory.order_as(order)
     return memory
+
+
+def large_shards(folder: Path, model: Any, *, shards: int, tokens: int) -> tuple[ShardedMemory, Memory]:
+    """Made-up records, so many in each shard, and one memory in RAM with all of them."""
+    memory, single = ShardedMemory.create(folder, model, talking(), shards=shards, options=OPTIONS), Memory(model)
+    generator = torch.Generator().manual_seed(0)
+    made = memory.geometry
+    for name in memory.manifest.shards:
+        shape = (1, tokens, 2, made.kv_heads, made.head_dim)
+        records = {layer: torch.randn(shape, generator=generator) for layer in made.layers}
+        with Memory.open(folder / name, writable=True) as shard:
+            for each in (shard, single):
+                document = each.begin_document(name, kind="ids")
+                each.store.append(records)
+                each.commit_window(document, np.zeros(tokens, TOKEN_DTYPE), b"", 0, complete=True)
+    memory.refresh()
+    return memory, single
 
 
 def assert_as_read_here(shard: Memory, expected: Memory) -> None:

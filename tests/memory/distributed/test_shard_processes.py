@@ -35,6 +35,7 @@ from longfocus import (
 from longfocus.analysis.attribution import passages, token_mass
 from longfocus.analysis.memory_search import head_mass
 from longfocus.errors import ConfigError, MemoryStoreError, ShardError, UnsupportedCallError
+from longfocus.memory.approximate import TRAIN_TOKENS
 from longfocus.memory.context import MassRecorder
 from longfocus.memory.dense import Scratch
 from longfocus.memory.distributed import context, processes
@@ -47,6 +48,7 @@ from tests.memory.distributed.sharing import (
     WINDOW,
     assert_as_read_here,
     checkpoint,
+    large_shards,
     model_of,
     one_memory,
     sharded,
@@ -142,12 +144,36 @@ def test_a_padded_batch_sees_what_its_rows_see_alone(
     assert_close(found, expected, TOLERANCE, "logits")
 
 
+def test_shards_that_search_approximately_give_what_one_memory_gives(ray: Any, tmp_path: Path) -> None:
+    """With candidates enough that none of the best is missed: logits, and the mass of each token."""
+    pytest.importorskip("faiss")
+    model = model_of(retrieval="approximate", k=5, rerank=600)
+    memory, single = large_shards(tmp_path / "large.memory", model, shards=2, tokens=TRAIN_TOKENS)
+    memory.update_index()
+    exactly = model_of(retrieval="exact", k=5)
+    with memory:
+        for count in (1, 2 * WINDOW + 5):
+            expected = logits(exactly, prompt(count), memory=single)
+            assert_close(logits(model, prompt(count), memory=memory), expected, TOLERANCE, f"{count} tokens")
+        recorders = []
+        for asked, each in ((model, memory), (exactly, single)):
+            recorder, cache = MassRecorder(each.extent), asked.new_cache(each)
+            cache.recorder = recorder
+            with torch.no_grad():
+                asked(prompt(3), cache=cache, use_cache=True)
+            recorder.settle()
+            recorders.append(recorder)
+    for layer, mass in recorders[1].mass.items():
+        assert_close(recorders[0].mass[layer], mass, TOLERANCE, f"mass in layer {layer}")
+
+
 def test_a_rule_for_k_is_refused_unless_it_has_no_effect() -> None:
     rule, nothing = KRule(least_share=0.1), ShardedPart(lambda: None, (), ())  # type: ignore[arg-type, return-value]
-    for options in ({"retrieval": "dense"}, {"retrieval": "exact", "span": 4}):
+    for options in ({"retrieval": "dense"}, {"retrieval": "exact", "span": 4}, {"retrieval": "approximate", "span": 4}):
         ShardedContext(nothing, None, k=7, scratch=Scratch(), rule=rule, **options)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="k_rule: shards are asked for the k best keys of every query"):
-        ShardedContext(nothing, None, retrieval="exact", k=7, scratch=Scratch(), rule=rule)
+    for retrieval in ("exact", "approximate"):
+        with pytest.raises(ConfigError, match="k_rule: shards are asked for the k best keys of every query"):
+            ShardedContext(nothing, None, retrieval=retrieval, k=7, scratch=Scratch(), rule=rule)
 
 
 def test_a_selection_is_asked_alone(memory: ShardedMemory, single: Memory, model: Any) -> None:

@@ -25,13 +25,15 @@ from longfocus.errors import (
     MemoryWriteError,
     ShardError,
 )
-from longfocus.memory.context import Part
+from longfocus.memory.approximate import TRAIN_TOKENS
+from longfocus.memory.context import MemoryContext, Part
 from longfocus.memory.dense import Scratch, attend_dense
 from longfocus.memory.distributed.manifest import MANIFEST, Manifest, is_sharded
 from longfocus.memory.distributed.processes import ClusterOptions
 from longfocus.memory.distributed.worker import Packed, Question, Seen, ShardWorker
+from longfocus.memory.quantiser import BLOCK_TOKENS
 from longfocus.model.reading import not_remembered
-from tests.memory.distributed.sharing import model_of, one_memory, sharded, write_texts
+from tests.memory.distributed.sharing import large_shards, model_of, one_memory, sharded, write_texts
 from tests.small_tokenizers import talking
 
 
@@ -276,6 +278,32 @@ def test_what_a_worker_answers_is_attention_in_the_dtype_of_the_query(
     mass = worker.mass(seen, asked, Packed.of(lse))
     assert mass.shape == (part.tokens,)
     assert mass.sum() == pytest.approx(6, rel=1e-2), "the mass of six queries"
+
+
+def test_a_worker_searches_approximately_as_one_memory_does(tmp_path: Path, model: Any) -> None:
+    """With an index that is saved, behind by a document, and removed documents."""
+    pytest.importorskip("faiss")
+    memory, _ = large_shards(tmp_path / "large.memory", model, shards=2, tokens=TRAIN_TOKENS + 100)
+    assert (memory.has_index, memory.indexed_tokens) == (False, 0)
+    each = (TRAIN_TOKENS + 100) // BLOCK_TOKENS * BLOCK_TOKENS
+    assert memory.update_index() == 2 * each
+    assert (memory.has_index, memory.indexed_tokens, memory.update_index()) == (True, 2 * each, 0)
+    worker = ShardWorker(str(tmp_path / "large.memory" / "shard-001"), threads=1)
+    shard = memory.shards[1]
+    seen = Seen(shard.generation, ((0, 5000), (5200, shard.extent)))
+    query = torch.randn(1, 6, 2, 8)
+    asked = Question(2, Packed.of(query), 0.3, None)
+    part = Part(shard.store, ranges=seen.ranges, search=shard.search(seen.ranges))
+    local = MemoryContext(part, None, retrieval="approximate", k=6, rerank=5, scratch=Scratch())
+    expected = local.best(2, query, scale=0.3, softcap=None)
+    found = worker.best(seen, asked, 6, True, 5)
+    assert expected is not None
+    for mine, theirs in zip(found, expected, strict=True):
+        assert mine is not None and torch.equal(mine.tensor(), theirs)
+    exactly = worker.best(seen, asked, 6, True)
+    assert exactly[2] is not None and found[2] is not None
+    common = (exactly[2].tensor().unsqueeze(-1) == found[2].tensor().unsqueeze(-2)).any(-1).float().mean()
+    assert 0.3 < common < 1, "candidates are few, so that some of the best are missed"
 
 
 def test_a_worker_looks_again_for_what_was_added_and_refuses_other_files(

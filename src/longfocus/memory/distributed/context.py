@@ -2,7 +2,7 @@
 
 A memory layer of one pass asks every shard that has visible tokens once. The questions to all are under way before the
 local window is attended to, and that is done before the first answer is awaited. Dense, a shard answers with (out, lse);
-under exact top-k with its k best scores and values, whose k best are those of the whole memory.
+under top-k, exact or approximate, with its k best scores and values, whose k best are those of the whole memory.
 
 The mass for sources costs no more questions while tokens are generated. Under top-k the weights are at hand here, with the
 numbers of the keys. Dense, queries and normalisers are kept (a few KB each) and the shards are asked for all of them together
@@ -155,15 +155,15 @@ class ShardedContext:
         rule: KRule | None = None,
         counts: KCounts | None = None,
     ) -> None:
-        """As `MemoryContext`; `rerank` is for approximate retrieval, which shards do not have, and `counts` for a rule.
+        """As `MemoryContext`; approximate retrieval is by the index of each shard. `counts` is for a rule.
 
         Raises:
-            ConfigError: a retrieval that shards do not answer, or a rule for it: shards are asked before normalisers are known.
+            ConfigError: a rule for k by query: shards are asked before normalisers are known.
             UnsupportedCallError: a recorder that wants the weights of single heads.
         """
-        if retrieval not in ("dense", "exact"):
-            raise ConfigError(f"retrieval: {retrieval!r} given; a sharded memory answers 'dense' or 'exact'.")
-        if rule is not None and retrieval == "exact" and span is None:
+        if retrieval == "approximate" and span is not None:
+            retrieval = "dense"
+        if rule is not None and retrieval != "dense" and span is None:
             raise ConfigError(
                 "k_rule: shards are asked for the k best keys of every query; leave the rule out, or join the shards."
             )
@@ -175,7 +175,11 @@ class ShardedContext:
         self._groups = _groups(shared, own, span)
         local = MemoryContext(None, own, retrieval=retrieval, k=k, scratch=scratch, span=span)
         self.balance_tokens = balance_tokens
-        self._retrieval: _Retrieval = _TopK(local, recorder) if retrieval == "exact" else _Dense(local, recorder)
+        self._retrieval: _Retrieval
+        if retrieval == "dense":
+            self._retrieval = _Dense(local, recorder)
+        else:
+            self._retrieval = _TopK(local, recorder, rerank if retrieval == "approximate" else None)
 
     @cached_property
     def visible(self) -> np.ndarray:
@@ -279,12 +283,16 @@ class _Dense(_Retrieval):
 
 
 class _TopK(_Retrieval):
+    def __init__(self, local: MemoryContext, recorder: MassRecorder | None, rerank: int | None) -> None:
+        super().__init__(local, recorder)
+        self.rerank = rerank
+
     def block(self, query: Tensor) -> int:
         rows, heads, _, dim = query.shape
         return max(1, _VALUES_AT_ONCE // (rows * heads * self.local.k * dim))
 
     def ask(self, seen: ShardedPart, how: _How, query: Tensor) -> list[tuple[int, Call]]:
-        return seen.ask("best", how.question(query), self.local.k, self.recorder is not None)
+        return seen.ask("best", how.question(query), self.local.k, self.recorder is not None, self.rerank)
 
     def own(self, how: _How, query: Tensor) -> tuple[Tensor, ...] | None:
         local = self.local

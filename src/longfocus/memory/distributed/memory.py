@@ -381,6 +381,38 @@ class ShardedMemory:
             if self.shards[shard].removed:
                 yield (shard, generation + 1, after[shard][number])
 
+    # -- index -------------------------------------------------------------------------------------------
+
+    @property
+    def has_index(self) -> bool:
+        """Whether a shard has an index for approximate search saved beside it."""
+        return any(shard.has_index for shard in self.shards)
+
+    @property
+    def indexed_tokens(self) -> int:
+        """Tokens that the shards' indexes cover; see `Memory.indexed_tokens`."""
+        return sum(shard.indexed_tokens for shard in self.shards)
+
+    def update_index(self) -> int:
+        """Index in each shard what is not indexed yet, one shard after another; see `Memory.update_index`.
+
+        Returns:
+            How many tokens were encoded.
+
+        Raises:
+            ConfigError: faiss is missing.
+            MemoryLockedError: somebody else is writing.
+            MemoryWriteError: the disk refused; the memory is intact.
+        """
+        encoded = 0
+        with self.writing():
+            for name in self.manifest.shards:
+                with Memory.open(self.folder / name, writable=True) as shard:
+                    encoded += shard.update_index()
+        return encoded
+
+    # -- writing -----------------------------------------------------------------------------------------
+
     @contextmanager
     def writing(self) -> Iterator[None]:
         """Held by whoever adds, removes or compacts; afterwards the memory is as the files are, and the order names all.

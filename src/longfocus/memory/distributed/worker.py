@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from longfocus.errors import MemoryStoreError
-from longfocus.memory.context import Part
+from longfocus.memory.context import MemoryContext, Part
 from longfocus.memory.dense import Scratch, attend_dense
-from longfocus.memory.exact import best_keys, grouped_scores
+from longfocus.memory.exact import grouped_scores
 from longfocus.memory.memory import Memory
 
 _SCORES_AT_ONCE = 1 << 22  # numbers
@@ -102,12 +102,25 @@ class ShardWorker:
         assert found is not None, "only shards with visible tokens are asked"
         return Packed.of(found[0]), Packed.of(found[1])
 
-    def best(self, seen: Seen, asked: Question, k: int, numbered: bool) -> tuple[Packed, Packed, Packed | None]:
-        """The k best keys: scores and values as `exact.Best` has them, and their numbers in this shard if they are wanted."""
-        chunks = self._part(seen).chunks(asked.layer)
+    def best(
+        self, seen: Seen, asked: Question, k: int, numbered: bool, rerank: int | None = None
+    ) -> tuple[Packed, Packed, Packed | None]:
+        """The k best keys: scores and values as `exact.Best` has them, and their numbers in this shard if they are wanted.
+
+        Args:
+            rerank: they are found through the shard's index, with so many candidates for each of the k; what the index does not
+                cover yet is added to it in RAM. None: exactly.
+
+        Raises:
+            ConfigError: faiss is wanted and missing.
+        """
+        part, retrieval = self._part(seen), "exact"
+        if rerank is not None:
+            assert self._memory is not None, "there is a part"
+            part.search, retrieval = self._memory.search(seen.ranges), "approximate"
+        context = MemoryContext(part, None, retrieval=retrieval, k=k, rerank=rerank or 1, scratch=self._scratch)
         with torch.inference_mode():
-            query = asked.query.tensor()
-            found = best_keys(query, chunks, k=k, scale=asked.scale, softcap=asked.softcap, scratch=self._scratch)
+            found = context.best(asked.layer, asked.query.tensor(), scale=asked.scale, softcap=asked.softcap)
         assert found is not None, "only shards with visible tokens are asked"
         return Packed.of(found.scores), Packed.of(found.values), Packed.of(found.tokens) if numbered else None
 
