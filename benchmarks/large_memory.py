@@ -138,19 +138,20 @@ def build(model: Any, ids: list[int], size: int, folder: Path | None, noise: flo
     return memory
 
 
-def repeat(memory: Memory, read: int, size: int, noise: float) -> None:
-    """Append the first `read` records again and again, with noise, until there are `size`."""
+def repeat(memory: Memory, read: int, size: int, noise: float, *, source: Memory | None = None, seed: int = 0) -> None:
+    """Append the first `read` records (of another memory of the same layers) again and again, with noise, until there are `size`."""
+    source = source or memory
     storage, at = memory.store.storage, 0
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(seed)
     deviation: dict[int, torch.Tensor] = {}
     document = memory.begin_document("repeated with noise", kind="ids")
     while memory.extent < size:
         count = min(AT_ONCE, read - at, size - memory.extent)
         records = {}
         for layer in memory.geometry.layers:
-            stored = torch.cat([chunk.records for chunk in memory.store.chunks(layer, at, at + count)], 1)
+            stored = torch.cat([chunk.records for chunk in source.store.chunks(layer, at, at + count)], 1)
             plain = torch.empty(*stored.shape[:-1], memory.geometry.head_dim)
-            storage.decode_into(plain, stored)
+            source.store.storage.decode_into(plain, stored)
             wide = deviation.setdefault(layer, plain.std((0, 1)))
             records[layer] = storage.store(plain + noise * wide * torch.randn(plain.shape, generator=generator))
         memory.store.append(records)

@@ -188,8 +188,17 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("shared")
 
 
+IN_CI = ("differentiable", "extending", "gate", "keys", "memory-positions")
+"""One of each kind: two lines, going on from a base, a gate, k by evaluation, options of the model. The others run in `make nightly`."""
+
+
 @pytest.mark.parametrize(
-    "name", [name for name in EXPERIMENTS if name not in ("dictionary", "distraction", "multidoc")]
+    "name",
+    [
+        pytest.param(name, marks=() if name in IN_CI else pytest.mark.slow)
+        for name in EXPERIMENTS
+        if name not in ("dictionary", "distraction", "multidoc")
+    ],
 )
 def test_every_experiment_runs_to_its_page(
     name: str, texts: Path, shared: Path, monkeypatch: pytest.MonkeyPatch

@@ -708,6 +708,7 @@ def test_word_retrievers_find_exact_words_of_real_texts_and_not_other_words(held
             assert value < 0.25, row.values
 
 
+@pytest.mark.slow
 @pytest.mark.model
 @pytest.mark.data
 def test_the_default_models_memory_finds_exact_words(
