@@ -36,7 +36,7 @@ from longfocus.memory.context import MassRecorder, MemoryContext, Part
 from longfocus.memory.dense import Scratch
 from longfocus.memory.exact import attend_top_k
 from longfocus.memory.geometry import MemoryGeometry
-from longfocus.memory.quantiser import BLOCK_TOKENS, BlockSearch, Quantiser
+from longfocus.memory.quantiser import BLOCK_TOKENS, BlockSearch, Quantiser, lists_for, pack
 from longfocus.memory.ram import RamStore
 from longfocus.memory.storage import storage_dtype
 from tests import processes
@@ -252,7 +252,7 @@ def test_codes_appended_are_those_encoded_at_once(dim: int) -> None:
     pieces = [quantiser.encode(keys[low:high]) for low, high in ((0, 32), (32, 32), (32, 640), (640, 960))]
     assert np.array_equal(np.concatenate(pieces), whole)
     again = Quantiser.from_array(Quantiser.train(keys).to_array(), dim)
-    assert len(again.to_array()) == Quantiser.numbers(dim)
+    assert len(again.to_array()) == Quantiser.numbers(dim, lists_for(960))
     assert np.array_equal(again.encode(keys), whole), "training gives the same centroids again"
     width = len(quantiser.rotation)
     np.testing.assert_allclose(quantiser.rotation @ quantiser.rotation.T, np.eye(width), atol=1e-5)
@@ -260,10 +260,46 @@ def test_codes_appended_are_those_encoded_at_once(dim: int) -> None:
     some = quantiser.search_over(whole[blocks])
     alone = quantiser.search_over(whole)
     query = np.random.default_rng(0).standard_normal((3, dim))
-    mine, theirs = some.search(query, 96), alone.search(query, 960)
-    chosen = [[n for n in row if n // 32 in blocks] for row in theirs]
+    mine, theirs = some.search(query, 30), alone.search(query, 950)
+    chosen = [[blocks.index(n // 32) * 32 + n % 32 for n in row if n // 32 in blocks][:30] for row in theirs]
     if dim > 2:  # of fewer numbers many codes are equal, and which of the equals comes first is open
-        assert [set(row) for row in chosen] == [{blocks[n // 32] * 32 + n % 32 for n in row if n >= 0} for row in mine]
+        common = [len(set(row) & set(other)) for row, other in zip(chosen, mine.tolist(), strict=True)]
+        assert min(common) >= 28, "the same but for the table's rounding"
+    everything = some.search(query, 100)
+    assert (everything == [[*range(96), -1, -1, -1, -1]] * 3).all()
+
+
+@pytest.mark.parametrize("dim", [5, 8, 64])
+def test_codes_are_laid_as_faiss_lays_them(dim: int) -> None:
+    import faiss
+
+    keys = _keys(960, dim)[:, 0].numpy()
+    quantiser = Quantiser.train(keys)
+    width = dim + dim % 2
+    index = faiss.IndexPQFastScan(width, width // 2, 4, faiss.METRIC_INNER_PRODUCT)
+    faiss.copy_array_to_vector(quantiser.centroids.ravel(), index.pq.centroids)
+    index.is_trained = True
+    residuals = np.random.default_rng(0).standard_normal((320, width)).astype(np.float32)
+    index.add(residuals)
+    theirs = faiss.rev_swig_ptr(index.codes.get(), index.codes.size()).reshape(10, -1)
+    codes = index.pq.compute_codes(residuals)
+    assert codes.shape[1] == Quantiser.code_bytes(dim)
+    assert np.array_equal(pack(codes), theirs)
+
+
+def test_keys_in_crowds_are_told_apart_within_them() -> None:
+    """What codes of whole keys would spend on the crowd, lists give; few of them are scanned."""
+    rng = np.random.default_rng(0)
+    crowds = 30 * rng.standard_normal((100, 16))
+    crowd = rng.integers(100, size=32 * 2000)
+    keys = (crowds[crowd] + rng.standard_normal((len(crowd), 16))).astype(np.float32)
+    quantiser = Quantiser.train(keys[:16384])
+    search = quantiser.search_over(quantiser.encode(keys))
+    queries = (keys[rng.integers(len(keys), size=50)] + rng.standard_normal((50, 16))).astype(np.float32)
+    true = np.argsort(-queries @ keys.T, 1)[:, :10]
+    found = search.search(queries, 100)
+    recall = np.mean([len(set(row) & set(other)) / 10 for row, other in zip(true, found, strict=True)])
+    assert recall > 0.95
 
 
 def test_a_memory_that_grew_is_trained_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -576,7 +612,7 @@ DAMAGE: dict[str, Any] = {
     "half a header": lambda folder: os.truncate(folder / "index.1.json", 40),
     "header of something else": lambda folder: (folder / "index.1.json").write_text("[1]"),
     "header is no text": lambda folder: (folder / "index.1.json").write_bytes(b"\xff\xfe\x00"),
-    "newer format": lambda folder: _header(folder, version=2),
+    "newer format": lambda folder: _header(folder, version=3),
     "other kind": lambda folder: _header(folder, kind="ivf"),
     "other heads": lambda folder: _header(folder, kv_heads=3),
     "other layers": lambda folder: _header(folder, layers=[1, 3]),

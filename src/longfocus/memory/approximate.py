@@ -10,7 +10,7 @@ exactly, and what it finds is scored again with the keys themselves. So a bad in
     best_approximate(query, view, store, layer, k=64, rerank=8, …)
 
 * Training: on keys only, evenly spread over the documents, once there are TRAIN_TOKENS of them, and again each time the
-  memory has become RETRAIN_GROWTH times larger, up to LAST_TRAINING_TOKENS: so a key is encoded 1.1 times on average.
+  memory has become RETRAIN_GROWTH times larger, up to LAST_TRAINING_TOKENS: so a key is encoded 1.3 times on average.
 * Removed and unchosen documents: a view copies the blocks of what may be seen, so their keys are not even looked at;
   those that share a block with visible ones are dropped from the candidates. If a search gives fewer than k keys
   that may be seen, it is repeated with more candidates, and in the end made exactly.
@@ -38,8 +38,10 @@ from longfocus.memory.quantiser import BLOCK_TOKENS, BlockSearch, Quantiser, req
 from longfocus.memory.storage import storage_dtype
 
 TRAIN_TOKENS = 16_384
-"""Keys from which on there is an index: fewer are searched exactly as fast. As many are trained on."""
-RETRAIN_GROWTH = 16
+"""Keys from which on there is an index: fewer are searched exactly as fast."""
+_SAMPLE_TOKENS = 65_536
+"""Keys that are trained on, at most."""
+RETRAIN_GROWTH = 4
 LAST_TRAINING_TOKENS = 1 << 20
 _ENCODE_TOKENS = 1 << 15
 """Keys of a layer that are widened and encoded together."""
@@ -120,7 +122,7 @@ class MemoryIndex:
 
     def _train(self, ranges: Ranges, tokens: int) -> None:
         _use_threads()
-        chosen = _evenly(ranges, min(tokens, TRAIN_TOKENS))
+        chosen = _evenly(ranges, min(tokens, _SAMPLE_TOKENS))
         heads = range(self.geometry.kv_heads)
         self.quantisers = {
             layer: [Quantiser.train(self._keys_of(self.store.gather(layer, head, chosen))) for head in heads]
@@ -209,9 +211,9 @@ class IndexView:
             if seen.sum(1).min(initial=least) >= least:
                 tokens = self._blocks[found // BLOCK_TOKENS] * BLOCK_TOKENS + found % BLOCK_TOKENS
                 return np.where(seen, tokens, -1)
-            if asked >= search.keys:
-                return None
             asked *= 2
+            if asked >= search.keys:  # then exactly, rather than with every key as a candidate
+                return None
 
     def _search(self, layer: int, head: int) -> BlockSearch:
         with self._lock:

@@ -3,7 +3,7 @@
 The format, described for other programs in docs/formats.md. In the memory's folder, for its generation G:
 
     index.G.json       the header: what the index is of, how much it covers, checksums; written whole, and last
-    index-008.G.bin    of memory layer 8: rotations and centroids, then blocks of codes; only appended to, until it is made anew
+    index-008.G.bin    of memory layer 8: rotations, centroids and lists, then blocks of codes; only appended to, until it is made anew
 
 Codes are appended and synced before the header that counts them is moved into place. So a kill leaves the index as it was,
 or none while it is made anew. A header or file that is missing, damaged, of another format or
@@ -24,7 +24,8 @@ from longfocus.files import write_whole
 from longfocus.memory.approximate import MemoryIndex
 from longfocus.memory.quantiser import BLOCK_TOKENS, Quantiser
 
-FORMAT, VERSION = "longfocus-index", 1
+FORMAT, VERSION = "longfocus-index", 2
+KIND = "ivf-pq4"
 _LEAST_ALIKE = 0.9
 """Share of bytes of a block's codes that must come out the same when it is encoded again: rounding may differ between
 machines, records may not."""
@@ -90,11 +91,12 @@ class IndexFiles:
             header = {
                 "format": FORMAT,
                 "version": VERSION,
-                "kind": "pq4",
+                "kind": KIND,
                 "block_tokens": BLOCK_TOKENS,
                 "layers": list(index.geometry.layers),
                 "kv_heads": index.geometry.kv_heads,
                 "head_dim": index.geometry.head_dim,
+                "lists": _lists_of(index),
                 "trained_on": index.trained_on,
                 "tokens": 0,
                 "crc": {
@@ -131,7 +133,7 @@ class IndexFiles:
         geometry = index.geometry
         expected: dict[str, Any] = {
             "version": VERSION,
-            "kind": "pq4",
+            "kind": KIND,
             "block_tokens": BLOCK_TOKENS,
             "layers": list(geometry.layers),
             "kv_heads": geometry.kv_heads,
@@ -140,10 +142,10 @@ class IndexFiles:
         for name, value in expected.items():
             if header[name] != value:
                 raise ValueError(f"{self.header_file.name} has {name} {header[name]!r}, expected {value!r}")
-        for name in ("tokens", "trained_on"):
+        for name in ("tokens", "trained_on", "lists"):
             if isinstance(header[name], bool) or not isinstance(header[name], int) or header[name] < 0:
                 raise ValueError(f"{self.header_file.name} has {name} {header[name]!r}")
-        if not header["trained_on"]:
+        if not header["trained_on"] or not header["lists"]:
             raise ValueError(f"{self.header_file.name} is of an index that was not trained")
         if header["tokens"] % BLOCK_TOKENS:
             raise ValueError(f"{self.header_file.name} covers {header['tokens']} tokens, not whole blocks")
@@ -153,7 +155,7 @@ class IndexFiles:
     ) -> tuple[dict[int, list[Quantiser]], dict[int, np.ndarray]]:
         """Quantisers and mapped codes of all layers; ValueError where a file is not what the header says."""
         geometry, blocks = index.geometry, header["tokens"] // BLOCK_TOKENS
-        shape = (geometry.kv_heads, Quantiser.numbers(geometry.head_dim))
+        shape = (geometry.kv_heads, Quantiser.numbers(geometry.head_dim, header["lists"]))
         begin = 4 * shape[0] * shape[1]
         quantisers, piece = {}, {}
         for layer in geometry.layers:
@@ -186,6 +188,7 @@ class IndexFiles:
                 return None
             self._check(header, index)
             same = header["trained_on"] == index.trained_on and header["tokens"] <= index.covered
+            same = same and header["lists"] == _lists_of(index)
             for layer, quantisers in index.quantisers.items():
                 numbers = self._numbers(quantisers)
                 with self.layer_file(layer).open("rb") as file:
@@ -199,7 +202,7 @@ class IndexFiles:
         return np.stack([each.to_array() for each in quantisers]).astype("<f4").tobytes()
 
     def _begin(self, layer: int, quantisers: list[Quantiser]) -> int:
-        """A new file with rotations and centroids; its checksum."""
+        """A new file with rotations, centroids and lists; its checksum."""
         data = self._numbers(quantisers)
         path = self.layer_file(layer)
         unfinished = path.with_name(path.name + ".new")
@@ -225,3 +228,8 @@ class IndexFiles:
             file.flush()
             os.fsync(file.fileno())
         return crc
+
+
+def _lists_of(index: MemoryIndex) -> int:
+    """How many lists its quantisers have, all the same."""
+    return len(next(iter(index.quantisers.values()))[0].lists)
