@@ -43,7 +43,7 @@ _SCANNED = 1 / 16
 _SCANNED_A_CANDIDATE = 16
 _SCANNED_KEYS = 8192
 """Keys that are scanned for each candidate that is wanted, and for all, at least: small memories are scanned whole."""
-_BLOCKS_AT_ONCE = 128
+_BLOCKS_AT_ONCE = 1024
 _PACKED = np.array([0, 8, 1, 9, 2, 10, 3, 11, 4, 12, 5, 13, 6, 14, 7, 15])
 """The order in which faiss lays the first 16 keys of a block; the other 16 take the upper half of each byte."""
 
@@ -88,7 +88,6 @@ class Quantiser:
         """
         self.rotation, self.centroids, self.lists = rotation, centroids, lists
         self._width = len(rotation)
-        self._half_squares = (lists.astype(np.float64) ** 2).sum(1).astype(np.float32) / 2
 
     @staticmethod
     def numbers(head_dim: int, lists: int) -> int:
@@ -150,17 +149,21 @@ class Quantiser:
         assert len(keys) % BLOCK_TOKENS == 0
         blocks, code_bytes = len(keys) // BLOCK_TOKENS, self.code_bytes(self._width)
         made = np.empty((blocks, self.block_bytes(self._width)), np.uint8)
-        coder = require_faiss().ProductQuantizer(self._width, self._width // 2, 4)
-        require_faiss().copy_array_to_vector(self.centroids.ravel(), coder.centroids)
-        # block by block, so that the bits are always the same; some at once, since each key has a number for each list
-        for start in range(0, blocks, _BLOCKS_AT_ONCE):
+        faiss = require_faiss()
+        coder = faiss.ProductQuantizer(self._width, self._width // 2, 4)
+        faiss.copy_array_to_vector(self.centroids.ravel(), coder.centroids)
+        nearest = faiss.IndexFlatL2(self._width)
+        nearest.add(self.lists)
+        for start in range(0, blocks, _BLOCKS_AT_ONCE):  # the turned keys and residuals of some at a time
             some = _even(keys[start * BLOCK_TOKENS : (start + _BLOCKS_AT_ONCE) * BLOCK_TOKENS])
-            turned = some.reshape(-1, BLOCK_TOKENS, self._width) @ self.rotation
-            numbers = np.argmax(turned @ self.lists.T - self._half_squares, 2)
-            residuals = np.ascontiguousarray(turned - self.lists[numbers]).reshape(-1, self._width)
-            part = made[start : start + len(numbers)]
-            part[:, : BLOCK_TOKENS * code_bytes] = coder.compute_codes(residuals).reshape(len(numbers), -1)
-            part[:, BLOCK_TOKENS * code_bytes :] = numbers.astype("<u2").view(np.uint8)
+            # block by block, so that the bits are always the same
+            turned = (some.reshape(-1, BLOCK_TOKENS, self._width) @ self.rotation).reshape(-1, self._width)
+            numbers = nearest.search(turned, 1)[1].ravel()
+            part = made[start : start + len(some) // BLOCK_TOKENS]
+            part[:, : BLOCK_TOKENS * code_bytes] = coder.compute_codes(turned - self.lists[numbers]).reshape(
+                len(part), -1
+            )
+            part[:, BLOCK_TOKENS * code_bytes :] = numbers.astype("<u2").view(np.uint8).reshape(len(part), -1)
         return made
 
     def search_over(self, blocks: np.ndarray) -> BlockSearch:
