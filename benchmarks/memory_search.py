@@ -1,7 +1,7 @@
 """Searching a large memory: dense, exact, approximate, and other kinds of faiss index, on real keys and real queries.
 
     python benchmarks/memory_search.py --sizes 64k,256k,1M --read 64k --tile --out out/memory_search
-    python benchmarks/memory_search.py --sizes 16M --read 64k --tile --memory-layers 17 --on-disk /tmp/m16 --kinds none
+    python benchmarks/memory_search.py --sizes 16M --read 64k --tile --memory-layers 17 --on-disk out/m16 --kinds none --no-decode
 
 The memory is read by the model from real text (books and code of ../shared/data); the queries are those of its memory
 layers on the text that follows, with that memory at hand. With `--tile` only `--read` tokens are really read, and larger
@@ -367,7 +367,7 @@ def tables(search: list[dict[str, Any]], decode: list[dict[str, Any]], read: int
         for row in decode
     ]
     heads = ["the whole model", "memory tokens", "decode ms/token", "times that at the smallest", "loss", "perplexity"]
-    return common.markdown(header, rows) + "\n\n" + common.markdown(heads, whole)
+    return common.markdown(header, rows) + ("\n\n" + common.markdown(heads, whole) if whole else "")
 
 
 def plot(search: list[dict[str, Any]], decode: list[dict[str, Any]], title: str, path: Path) -> None:
@@ -384,8 +384,9 @@ def plot(search: list[dict[str, Any]], decode: list[dict[str, Any]], title: str,
         "search, log10 ms per token": series([{**r, "log": math.log10(r["search_ms"])} for r in search], "log"),
         "recall": series(approximate, "recall"),
         "share of dense attention mass": series([r for r in search if r["row"] != "dense"], "mass"),
-        "whole model, ms per token": series(decode, "decode_ms"),
     }
+    if decode:
+        panels["whole model, ms per token"] = series(decode, "decode_ms")
     figure = lines(panels, title=title, x_label="tokens in memory", y_label="")
     save(figure, path)
 
@@ -401,6 +402,9 @@ def main() -> None:
     parser.add_argument("--flat-up-to", default="1M", metavar="SIZE", help="it holds all keys in RAM, in float32")
     parser.add_argument("--kinds-up-to", default="256k", metavar="SIZE", help="their centroids take long to find")
     parser.add_argument("--hnsw-up-to", default="128k", metavar="SIZE", help="it takes long to build")
+    parser.add_argument(
+        "--no-decode", dest="decode", action="store_false", help="leave out the whole model's time and loss"
+    )
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--out", type=Path, default=Path("out/memory_search"))
     parser.add_argument("--open", type=Path, help=argparse.SUPPRESS)
@@ -431,9 +435,11 @@ def main() -> None:
     for prefix in prefixes:
         search += measure_search(prefix, queries, arguments, reranks)
         common.note(f"searched {prefix.tokens:,} tokens")
-    decode = measure_decode(model, prefixes, ids[read:], arguments, reranks)
+    decode = measure_decode(model, prefixes, ids[read:], arguments, reranks) if arguments.decode else []
     disk = None
     if arguments.on_disk:
+        if prefixes[-1].tokens == memory.extent:  # indexed whole already
+            memory._backend.index = prefixes[-1].index()
         took = seconds(memory.update_index)
         common.note(f"indexed and saved in {took:.1f} s")
         memory.close()
