@@ -7,8 +7,8 @@ A query's inner product with a key is that with the list's centroid, and that wi
 the lists with the largest products are scanned. What is found is re-ranked by the true keys elsewhere (`approximate.py`).
 
 Lists serve precision before speed. Keys of one head lie in a few far-apart crowds, and codes of whole keys spend their bits on saying which
-crowd: among 262,144 tokens of novels and source code, 256 candidates held 0.79 of the default model's true 32 (worst of the 12 heads 0.62), and with
-the residuals of 1,024 lists 0.975 (0.93). Scanning a sixteenth of the lists instead of all loses a further hundredth or two: attention queries are
+crowd: among 262,144 tokens of novels and source code, 256 candidates held 0.79 of the default model's true 32 (worst of the 12 heads 0.65); with
+residuals, found in a sixteenth of 1,024 lists, 0.97 (0.92) (`benchmarks/memory_search.py`; docs/retrieval.md). Attention queries are
 distributed unlike the keys, but for the crowd that a query looks for, its centroid is enough.
 
 The rotation is onto the residuals' principal axes, each strong one paired with a weak one, so that the pairs carry about equally much.
