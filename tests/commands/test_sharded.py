@@ -68,9 +68,11 @@ def test_a_large_sharded_memory_is_indexed_and_small_shards_need_none(folder: Pa
     pytest.importorskip("faiss")
     done = longfocus("index", folder)
     assert done.code == 0, done.err
-    assert "tokens need no index; it begins at 16,384." in done.out
+    assert "tokens in 2 shards need no index; that of a shard begins at 16,384." in done.out
     large_shards(tmp_path / "large.memory", model_of(), shards=2, tokens=16_400)[0].close()
     said = json.loads(longfocus("index", tmp_path / "large.memory", "--json").out)
     assert said == {"tokens": 32_800, "indexed_tokens": 32_768, "encoded_tokens": 32_768}
     assert all((tmp_path / "large.memory" / shard / "index.1.json").exists() for shard in ("shard-000", "shard-001"))
+    assert "0 tokens indexed, 32,768 of 32,800 together" in longfocus("index", tmp_path / "large.memory").out
+    assert longfocus("forget", tmp_path / "large.memory", "shard-000").code == 0
     assert "0 tokens indexed, 32,768 of 32,800 together" in longfocus("index", tmp_path / "large.memory").out

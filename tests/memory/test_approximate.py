@@ -14,6 +14,7 @@ import random
 import shutil
 import subprocess
 import sys
+import zlib
 from collections.abc import Iterator
 from functools import cache
 from itertools import pairwise
@@ -605,6 +606,20 @@ def _header(folder: Path, **changes: Any) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
+def _without(folder: Path, name: str) -> None:
+    path = folder / "index.1.json"
+    path.write_text(json.dumps({key: value for key, value in json.loads(path.read_text()).items() if key != name}))
+
+
+def _list_out_of_range(folder: Path) -> None:
+    """A list that there is none of, with the checksum that belongs to it."""
+    path = folder / "index-002.1.bin"
+    data = path.read_bytes()[:-2] + b"\xff\x7f"
+    path.write_bytes(data)
+    header = json.loads((folder / "index.1.json").read_text())
+    _header(folder, crc={**header["crc"], "index-002": zlib.crc32(data)})
+
+
 DAMAGE: dict[str, Any] = {
     "no header": lambda folder: (folder / "index.1.json").unlink(),
     "no codes": lambda folder: (folder / "index-001.1.bin").unlink(),
@@ -613,6 +628,11 @@ DAMAGE: dict[str, Any] = {
     "header of something else": lambda folder: (folder / "index.1.json").write_text("[1]"),
     "header is no text": lambda folder: (folder / "index.1.json").write_bytes(b"\xff\xfe\x00"),
     "newer format": lambda folder: _header(folder, version=3),
+    "nested deeply": lambda folder: (folder / "index.1.json").write_text("[" * 100_000),
+    "no lists": lambda folder: _without(folder, "lists"),
+    "no checksums": lambda folder: _without(folder, "crc"),
+    "checksums are null": lambda folder: _header(folder, crc=None),
+    "a list out of range": _list_out_of_range,
     "other kind": lambda folder: _header(folder, kind="ivf"),
     "other heads": lambda folder: _header(folder, kv_heads=3),
     "other layers": lambda folder: _header(folder, layers=[1, 3]),
@@ -634,6 +654,7 @@ def test_a_damaged_index_is_made_anew(folder: Path, damage: str) -> None:
     with Memory.open(folder) as memory:
         assert memory.indexed_tokens == 0
         assert (memory.index_problem is None) == (damage == "no header")
+        assert damage == "no header" or "index" in str(memory.index_problem), "it names the file"
         _same_answers(memory)
         assert memory.indexed_tokens == 1184
     assert _files(folder) == bad, "a reader writes nothing"
@@ -713,6 +734,24 @@ def test_a_full_disk_leaves_memory_and_index_usable(folder: Path, model: Any, mo
         memory.update_index()
         _same_answers(memory)
     assert json.loads((folder / "index.1.json").read_text())["tokens"] == 1376
+
+
+def test_a_full_disk_keeps_nothing_of_an_index_that_has_no_header(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in _files(folder):
+        (folder / name).unlink()
+
+    def full(*arguments: Any, **options: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    with Memory.open(folder, writable=True) as memory:
+        for place in ("IndexFiles._append", "write_whole"):
+            with monkeypatch.context() as patch:
+                patch.setattr(f"longfocus.memory.index_files.{place}", full)
+                with pytest.raises(MemoryWriteError, match="disk is full"):
+                    memory.update_index()
+            assert _files(folder) == {}
 
 
 @pytest.mark.parametrize("anew", [False, True], ids=["appending", "making anew"])

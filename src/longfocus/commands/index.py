@@ -23,13 +23,20 @@ def index(
 ) -> None:
     """Index a memory, so that ask and chat search it approximately without indexing it each time."""
     from longfocus.memory.approximate import TRAIN_TOKENS
+    from longfocus.memory.distributed.memory import ShardedMemory
 
     with open_memory(folder, writable=True) as memory:
         encoded = memory.update_index()
         covered = memory.indexed_tokens
+        shards = memory.shards if isinstance(memory, ShardedMemory) else (memory,)
+        tokens = sum(
+            shard.extent for shard in shards
+        )  # with removed ones, whose keys are in the files until they are compacted
         if as_json:
-            print(json.dumps({"tokens": memory.extent, "indexed_tokens": covered, "encoded_tokens": encoded}))
+            print(json.dumps({"tokens": tokens, "indexed_tokens": covered, "encoded_tokens": encoded}))
         elif not covered:
-            print(f"{folder}: {memory.tokens:,} tokens need no index; it begins at {TRAIN_TOKENS:,}.")
+            where = "" if len(shards) == 1 else f" in {len(shards)} shards"
+            begin = "it begins" if len(shards) == 1 else "that of a shard begins"
+            print(f"{folder}: {memory.tokens:,} tokens{where} need no index; {begin} at {TRAIN_TOKENS:,}.")
         else:
-            print(f"{folder}: {encoded:,} tokens indexed, {covered:,} of {memory.extent:,} together.")
+            print(f"{folder}: {encoded:,} tokens indexed, {covered:,} of {tokens:,} together.")

@@ -68,7 +68,7 @@ def _say_what_lacks_an_index(memory: ShardedMemory, say: Callable[[str], None]) 
     if without:
         say(
             f"{counted(len(without), 'shard')} of {len(memory.shards)} without an index: the first answer waits until they have made "
-            f"one in RAM; longfocus index {memory.folder} saves them."
+            f"one in RAM; longfocus index {memory.folder} saves it."
         )
 
 

@@ -10,7 +10,7 @@ exactly, and what it finds is scored again with the keys themselves. So a bad in
     best_approximate(query, view, store, layer, k=64, rerank=8, …)
 
 * Training: on keys only, evenly spread over the documents, once there are TRAIN_TOKENS of them, and again each time the
-  memory has become RETRAIN_GROWTH times larger, up to LAST_TRAINING_TOKENS: so a key is encoded 1.3 times on average.
+  memory has become RETRAIN_GROWTH times larger, up to LAST_TRAINING_TOKENS: so a key is encoded twice on average.
 * Removed and unchosen documents: a view copies the blocks of what may be seen, so their keys are not even looked at;
   those that share a block with visible ones are dropped from the candidates. If a search gives fewer than k keys
   that may be seen, it is repeated with more candidates, and in the end made exactly.
@@ -41,7 +41,8 @@ TRAIN_TOKENS = 16_384
 """Keys from which on there is an index: fewer are searched exactly as fast."""
 _SAMPLE_TOKENS = 65_536
 """Keys that are trained on, at most."""
-RETRAIN_GROWTH = 4
+RETRAIN_GROWTH = 2
+"""Keys of another kind than those that were trained on are found less well, until the next training."""
 LAST_TRAINING_TOKENS = 1 << 20
 _ENCODE_TOKENS = 1 << 15
 """Keys of a layer that are widened and encoded together."""

@@ -63,7 +63,10 @@ class IndexFiles:
                 return False
             self._check(header, index)
             quantisers, piece = self._read(header, index, verify=True)
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except KeyError as error:
+            self.problem = f"{self.header_file.name} lacks {error}"
+            return False
+        except (OSError, ValueError, TypeError) as error:
             self.problem = str(error) or type(error).__name__
             return False
         covered = min(header["tokens"], tokens // BLOCK_TOKENS * BLOCK_TOKENS)  # a writer may have added since
@@ -85,6 +88,21 @@ class IndexFiles:
         """
         if not index.trained_on:
             return
+        try:
+            header = self._write(index)
+        except OSError:
+            if not self.header_file.exists():  # nothing would use what was written
+                for layer in index.geometry.layers:
+                    self.layer_file(layer).unlink(missing_ok=True)
+                    self._unfinished(layer).unlink(missing_ok=True)
+            raise
+        self.problem = None
+        index.pieces = [self._read(header, index, verify=False)[1]]
+
+    # -- parts -------------------------------------------------------------------------------------------
+
+    def _write(self, index: MemoryIndex) -> dict[str, Any]:
+        """Write what is new; the header."""
         header = self._usable_header(index)
         if header is None:
             self.header_file.unlink(missing_ok=True)
@@ -110,10 +128,11 @@ class IndexFiles:
                 header["crc"][name] = self._append(layer, index, done, header["crc"][name])
             header["tokens"] = index.covered
             write_whole(self.header_file, json.dumps(header, indent=1) + "\n")
-        self.problem = None
-        index.pieces = [self._read(header, index, verify=False)[1]]
+        return header
 
-    # -- parts -------------------------------------------------------------------------------------------
+    def _unfinished(self, layer: int) -> Path:
+        path = self.layer_file(layer)
+        return path.with_name(path.name + ".new")
 
     @staticmethod
     def _name(layer: int) -> str:
@@ -124,7 +143,10 @@ class IndexFiles:
             data = self.header_file.read_bytes()
         except FileNotFoundError:
             return None
-        header = json.loads(data)
+        try:
+            header = json.loads(data)
+        except (ValueError, RecursionError):
+            header = None
         if not isinstance(header, dict) or header.get("format") != FORMAT:
             raise ValueError(f"{self.header_file.name} is not the header of an index")
         return header
@@ -145,6 +167,8 @@ class IndexFiles:
         for name in ("tokens", "trained_on", "lists"):
             if isinstance(header[name], bool) or not isinstance(header[name], int) or header[name] < 0:
                 raise ValueError(f"{self.header_file.name} has {name} {header[name]!r}")
+        if not isinstance(header["crc"], dict):
+            raise ValueError(f"{self.header_file.name} has crc {header['crc']!r}, expected one of each layer's file")
         if not header["trained_on"] or not header["lists"]:
             raise ValueError(f"{self.header_file.name} is of an index that was not trained")
         if header["tokens"] % BLOCK_TOKENS:
@@ -166,9 +190,12 @@ class IndexFiles:
             whole = np.memmap(path, np.uint8, "r", shape=(size,))
             if verify and zlib.crc32(whole.data) != header["crc"][self._name(layer)]:
                 raise ValueError(f"{path.name} is corrupted")
+            blocks_of = whole[begin:].reshape(blocks, geometry.kv_heads, -1)
+            if verify and blocks and Quantiser.last_list(blocks_of, geometry.head_dim) >= header["lists"]:
+                raise ValueError(f"{path.name} is corrupted")
             numbers = np.frombuffer(whole[:begin].tobytes(), "<f4").reshape(shape)
             quantisers[layer] = [Quantiser.from_array(each, geometry.head_dim) for each in numbers]
-            piece[layer] = whole[begin:].reshape(blocks, geometry.kv_heads, -1)
+            piece[layer] = blocks_of
         return quantisers, piece
 
     def _compare(self, index: MemoryIndex) -> str | None:
@@ -204,10 +231,9 @@ class IndexFiles:
     def _begin(self, layer: int, quantisers: list[Quantiser]) -> int:
         """A new file with rotations, centroids and lists; its checksum."""
         data = self._numbers(quantisers)
-        path = self.layer_file(layer)
-        unfinished = path.with_name(path.name + ".new")
+        unfinished = self._unfinished(layer)
         unfinished.write_bytes(data)
-        os.replace(unfinished, path)  # who reads the old one goes on with it
+        os.replace(unfinished, self.layer_file(layer))  # who reads the old one goes on with it
         return zlib.crc32(data)
 
     def _append(self, layer: int, index: MemoryIndex, done: int, crc: int) -> int:

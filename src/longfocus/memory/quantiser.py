@@ -120,6 +120,11 @@ class Quantiser:
         return BLOCK_TOKENS * (cls.code_bytes(head_dim) + _LIST_BYTES)
 
     @classmethod
+    def last_list(cls, blocks: np.ndarray, head_dim: int) -> int:
+        """The largest number of a list in blocks uint8 (…, block_bytes), of which there is one."""
+        return int(np.ascontiguousarray(blocks[..., BLOCK_TOKENS * cls.code_bytes(head_dim) :]).view("<u2").max())
+
+    @classmethod
     def train(cls, keys: np.ndarray) -> Quantiser:
         """A quantiser for keys such as float (n, D), by k-means. The same for the same keys.
 

@@ -167,6 +167,25 @@ def test_shards_that_search_approximately_give_what_one_memory_gives(ray: Any, t
         assert_close(recorders[0].mass[layer], mass, TOLERANCE, f"mass in layer {layer}")
 
 
+def test_a_shard_without_an_index_makes_it_once_and_not_within_an_answers_time(ray: Any, tmp_path: Path) -> None:
+    pytest.importorskip("faiss")
+    model = model_of(retrieval="approximate", k=5)
+    memory, _ = large_shards(tmp_path / "large.memory", model, shards=2, tokens=TRAIN_TOKENS)
+    with memory:
+        started = memory.start()
+        assert started.index() == 2 * TRAIN_TOKENS
+        assert started.index() == 0
+    memory = ShardedMemory.open(tmp_path / "large.memory", options=dataclasses.replace(OPTIONS, answer_seconds=1e-4))
+    with (
+        memory,
+        pytest.raises(ShardError, match="did not answer within 0"),
+    ):  # the question, not the index before it
+        model(prompt(2 * WINDOW), memory=memory)
+    memory.update_index()
+    with memory:
+        assert memory.start().index() == 0, "it is saved"
+
+
 def test_a_rule_for_k_is_refused_unless_it_has_no_effect() -> None:
     rule, nothing = KRule(least_share=0.1), ShardedPart(lambda: None, (), ())  # type: ignore[arg-type, return-value]
     for options in ({"retrieval": "dense"}, {"retrieval": "exact", "span": 4}, {"retrieval": "approximate", "span": 4}):

@@ -292,6 +292,8 @@ class _TopK(_Retrieval):
         return max(1, _VALUES_AT_ONCE // (rows * heads * self.local.k * dim))
 
     def ask(self, seen: ShardedPart, how: _How, query: Tensor) -> list[tuple[int, Call]]:
+        if self.rerank is not None and seen.seen:
+            seen.processes().index()
         return seen.ask("best", how.question(query), self.local.k, self.recorder is not None, self.rerank)
 
     def own(self, how: _How, query: Tensor) -> tuple[Tensor, ...] | None:

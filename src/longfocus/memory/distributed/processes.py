@@ -183,8 +183,11 @@ class Call:
         self._asked = self.shard.actor
         self._reply = getattr(self._asked, self.method).remote(*self.arguments)
 
-    def result(self) -> Any:
+    def result(self, seconds: float | None = None) -> Any:
         """Wait for the answer; a shard that died is started again from its files and asked again.
+
+        Args:
+            seconds: longest wait; None: `answer_seconds`.
 
         Raises:
             ShardError: names the shard that died too often, cannot be opened any more, or did not answer in time.
@@ -192,14 +195,20 @@ class Call:
         """
         shard, options = self.shard, self.shard.options
         exceptions = shard.ray.exceptions
+        seconds = options.answer_seconds if seconds is None else seconds
         shard.ready()
         for attempt in range(1, options.tries + 2):
             try:
-                return shard.ray.get(self._reply, timeout=options.answer_seconds)
+                return shard.ray.get(self._reply, timeout=seconds)
             except exceptions.GetTimeoutError as error:
                 shard.stop()  # lest the next question waits behind this one
+                if self.method == "index":
+                    raise ShardError(
+                        f"{shard.label} has no index and did not make one within {seconds:g} s; make it once and save it "
+                        "(longfocus index, ShardedMemory.update_index), or allow more (ClusterOptions.start_seconds)."
+                    ) from error
                 raise ShardError(
-                    f"{shard.label} did not answer within {options.answer_seconds:g} s; ask again, or allow more "
+                    f"{shard.label} did not answer within {seconds:g} s; ask again, or allow more "
                     "(--shard-timeout, ClusterOptions.answer_seconds)."
                 ) from error
             except exceptions.RayTaskError as error:
@@ -235,6 +244,7 @@ class ShardProcesses:
             Shard(self.ray, f"Shard {number} ({folder})", ShardWorker, (str(folder.absolute()), threads), options)
             for number, folder in enumerate(folders)
         ]
+        self._indexed = False
         self._end = weakref.finalize(self, _stop_all, self.shards)
         try:
             for shard in self.shards:
@@ -246,6 +256,23 @@ class ShardProcesses:
     def _share_of_cores(self, shards: int) -> int:
         machines = [node for node in self.ray.nodes() if node["Alive"]]
         return max(1, (os.cpu_count() or 1) * len(machines) // shards)
+
+    def index(self) -> int:
+        """Have each shard's index in its process, made in RAM as far as none is saved; only the first call waits, as long as for opening.
+
+        Returns:
+            How many tokens were encoded by this call, in all shards.
+
+        Raises:
+            ShardError: a shard did not finish in time, or died too often; names it.
+            ConfigError: faiss is missing there.
+        """
+        if self._indexed:
+            return 0
+        calls = [shard.ask("index") for shard in self.shards]
+        encoded = sum(int(call.result(call.shard.options.start_seconds)) for call in calls)
+        self._indexed = True
+        return encoded
 
     def shared(self, payload: Any, nbytes: int, receivers: int) -> Any:
         """An argument for several shards, sent once where it is large."""

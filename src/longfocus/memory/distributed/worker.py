@@ -93,6 +93,22 @@ class ShardWorker:
         self._memory = Memory.open(Path(self._folder))
         return os.getpid()
 
+    def index(self) -> int:
+        """Have the index of what the files hold, made in RAM as far as none is saved.
+
+        Returns:
+            How many tokens were encoded now.
+
+        Raises:
+            ConfigError: faiss is missing.
+        """
+        if self._memory is None:
+            self.open()
+        assert self._memory is not None
+        before = self._memory.indexed_tokens
+        self._memory.search()
+        return self._memory.indexed_tokens - before
+
     def attend(self, seen: Seen, asked: Question) -> tuple[Packed, Packed]:
         """Dense partial attention: out (B, Hq, T, D) in the query's dtype, lse (B, Hq, T)."""
         chunks = self._part(seen).chunks(asked.layer)
