@@ -180,7 +180,7 @@ def test_a_shard_without_an_index_makes_it_once_and_not_within_an_answers_time(r
         memory,
         pytest.raises(ShardError, match="did not answer within 0"),
     ):  # the question, not the index before it
-        model(prompt(2 * WINDOW), memory=memory)
+        logits(model, prompt(2 * WINDOW), memory=memory)
     memory.update_index()
     with memory:
         assert memory.start().index() == 0, "it is saved"
@@ -284,8 +284,6 @@ def test_gradients_and_weights_of_heads_are_refused(memory: ShardedMemory, model
         model(prompt(3), memory=memory)
     with pytest.raises(UnsupportedCallError, match="single heads"):
         head_mass(model, memory, [5, 6])  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="'dense' or 'exact'"):
-        ShardedContext(memory.visible(), None, retrieval="nearest", k=3, scratch=Scratch())
 
 
 def test_a_memory_that_changes_is_asked_as_it_is_and_closing_ends_its_process(
