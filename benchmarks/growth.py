@@ -21,13 +21,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 import common
 import large_memory
+from large_memory import append, records
 from longfocus import Memory, read_ids
-from longfocus.memory.documents import TOKEN_DTYPE
 from longfocus.settings import size_name, size_of, sizes_of
 
 PASS = 2048
@@ -37,20 +36,10 @@ KINDS = ("reading", "storing", "indexing")
 def copy_of(memory: Memory, model: Any, folder: Path, tokens: int) -> Memory:
     """A saved memory of the first tokens of another."""
     made = Memory.create(folder, model)
-    document = made.begin_document("copied", kind="ids")
-    for at in range(0, tokens, large_memory.AT_ONCE):
-        count = min(large_memory.AT_ONCE, tokens - at)
-        made.store.append(records(memory, at, count))
-        document = made.commit_window(document, np.zeros(count, TOKEN_DTYPE), b"", 0, complete=at + count == tokens)
+    starts = range(0, tokens, large_memory.AT_ONCE)
+    parts = (records(memory, at, min(large_memory.AT_ONCE, tokens - at)) for at in starts)
+    append(made, "copied", parts)
     return made
-
-
-def records(memory: Memory, at: int, count: int) -> dict[int, torch.Tensor]:
-    """Stored records at … at + count, by layer, copied."""
-    return {
-        layer: torch.cat([chunk.records for chunk in memory.store.chunks(layer, at, at + count)], 1)
-        for layer in memory.geometry.layers
-    }
 
 
 def added(memory: Memory, model: Any, ids: list[int], ready: dict[int, torch.Tensor]) -> dict[str, float]:
@@ -61,12 +50,8 @@ def added(memory: Memory, model: Any, ids: list[int], ready: dict[int, torch.Ten
         read_ids(model, ids, memory)
     taken["reading"] = time.perf_counter() - begun
     begun = time.perf_counter()
-    document = memory.begin_document("stored", kind="ids")
-    for at in range(0, len(ids), PASS):
-        part = {layer: each[:, at : at + PASS] for layer, each in ready.items()}
-        count = min(PASS, len(ids) - at)
-        memory.store.append(part)
-        document = memory.commit_window(document, np.zeros(count, TOKEN_DTYPE), b"", 0, complete=at + count == len(ids))
+    starts = range(0, len(ids), PASS)
+    append(memory, "stored", ({layer: each[:, at : at + PASS] for layer, each in ready.items()} for at in starts))
     taken["storing"] = time.perf_counter() - begun
     begun = time.perf_counter()
     memory.update_index()
@@ -81,12 +66,11 @@ def main() -> None:
     parser.add_argument("--document", default="4k", help="tokens that are added each time")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--out", type=Path, default=Path("out/growth"))
+    parser.set_defaults(read_span="4k")
     arguments = parser.parse_args()
     common.quiet(arguments)
     sizes = sizes_of(arguments.sizes)
     read, more = large_memory.tokens_read(parser, arguments, sizes), size_of(arguments.document)
-    arguments.memory_dtype = arguments.memory_dtype or "float16"
-    arguments.read_span = arguments.read_span or "4k"
     model, tokenizer = common.load_focused(arguments)
     ids = large_memory.real_ids(tokenizer, read + more, arguments.data, arguments.text.split(","))
     with tempfile.TemporaryDirectory(prefix="longfocus-growth-") as scratch:

@@ -7,9 +7,8 @@ key has others around it that differ from it by noise alone. Results say which s
 from __future__ import annotations
 
 import argparse
-import gzip
-import json
 import time
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from longfocus.memory.approximate import MemoryIndex
 from longfocus.memory.context import Part
 from longfocus.memory.documents import TOKEN_DTYPE
 from longfocus.settings import size_of
+from longfocus.tasks.texts import Texts
 
 AT_ONCE = 4096
 
@@ -84,7 +84,8 @@ class Prefix:
 
 
 def add_memory_options(parser: argparse.ArgumentParser, sizes: str) -> None:
-    """How large, of which text, and where."""
+    """How large, of which text, and where; float16 unless another dtype is given."""
+    parser.set_defaults(memory_dtype="float16")
     parser.add_argument("--sizes", default=sizes, help="tokens in memory")
     parser.add_argument("--read", default="64k", help="tokens that are really read at most")
     parser.add_argument("--tile", action="store_true", help="repeat what was read, with noise, up to the largest size")
@@ -106,15 +107,13 @@ def tokens_read(parser: argparse.ArgumentParser, arguments: argparse.Namespace, 
 
 def real_ids(tokenizer: Any, count: int, data: Path, names: list[str]) -> list[int]:
     """`count` tokens of the texts, in equal parts of each source, one document after another."""
-    sources = []
-    for name in names:
-        with gzip.open(data / name / "test.jsonl.gz", "rt", encoding="utf-8") as rows:
-            sources.append([json.loads(row)["text"] for row in rows])
+    texts = Texts(data)
+    sources = [[text for _, text in texts.documents(name)] for name in names]
     ids: list[int] = []
     for number in range(max(map(len, sources))):
-        for texts in sources:
-            if number < len(texts):
-                ids += tokenizer(texts[number])["input_ids"]
+        for source in sources:
+            if number < len(source):
+                ids += tokenizer(source[number])["input_ids"]
         if len(ids) >= count:
             return ids[:count]
     raise SystemExit(f"{', '.join(names)}: only {len(ids):,} tokens of text, {count:,} wanted; use --read and --tile")
@@ -141,21 +140,39 @@ def build(model: Any, ids: list[int], size: int, folder: Path | None, noise: flo
 def repeat(memory: Memory, read: int, size: int, noise: float, *, source: Memory | None = None, seed: int = 0) -> None:
     """Append the first `read` records (of another memory of the same layers) again and again, with noise, until there are `size`."""
     source = source or memory
-    storage, at = memory.store.storage, 0
-    generator = torch.Generator().manual_seed(seed)
+    storage, generator = memory.store.storage, torch.Generator().manual_seed(seed)
     deviation: dict[int, torch.Tensor] = {}
-    document = memory.begin_document("repeated with noise", kind="ids")
-    while memory.extent < size:
-        count = min(AT_ONCE, read - at, size - memory.extent)
-        records = {}
-        for layer in memory.geometry.layers:
-            stored = torch.cat([chunk.records for chunk in source.store.chunks(layer, at, at + count)], 1)
-            plain = torch.empty(*stored.shape[:-1], memory.geometry.head_dim)
-            source.store.storage.decode_into(plain, stored)
-            wide = deviation.setdefault(layer, plain.std((0, 1)))
-            records[layer] = storage.store(plain + noise * wide * torch.randn(plain.shape, generator=generator))
-        memory.store.append(records)
+
+    def parts() -> Iterator[dict[int, torch.Tensor]]:
+        at = 0
+        while memory.extent < size:  # which grows with each part
+            count = min(AT_ONCE, read - at, size - memory.extent)
+            noisy = {}
+            for layer, stored in records(source, at, count).items():
+                plain = torch.empty(*stored.shape[:-1], memory.geometry.head_dim)
+                source.store.storage.decode_into(plain, stored)
+                wide = deviation.setdefault(layer, plain.std((0, 1)))
+                noisy[layer] = storage.store(plain + noise * wide * torch.randn(plain.shape, generator=generator))
+            yield noisy
+            at = (at + count) % read
+
+    if memory.extent < size:
+        append(memory, "repeated with noise", parts())
+
+
+def records(memory: Memory, at: int, count: int) -> dict[int, torch.Tensor]:
+    """Stored records at … at + count, by layer (1, count, 2, Hkv, elements), copied."""
+    return {
+        layer: torch.cat([chunk.records for chunk in memory.store.chunks(layer, at, at + count)], 1)
+        for layer in memory.geometry.layers
+    }
+
+
+def append(memory: Memory, name: str, parts: Iterable[Mapping[int, torch.Tensor]]) -> None:
+    """Append a document of records by layer, plain or stored; each part is committed."""
+    document = memory.begin_document(name, kind="ids")
+    for part in parts:
+        memory.store.append(part)
+        count = next(iter(part.values())).shape[1]
         document = memory.commit_window(document, np.zeros(count, TOKEN_DTYPE), b"", 0)
-        at = (at + count) % read
-    if document.tokens:
-        memory.commit_window(document, np.zeros(0, TOKEN_DTYPE), b"", 0, complete=True)
+    memory.commit_window(document, np.zeros(0, TOKEN_DTYPE), b"", 0, complete=True)

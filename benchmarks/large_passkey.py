@@ -58,13 +58,11 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=50, help="prompts")
     parser.add_argument("--retrievals", default="dense,exact,approximate")
     parser.add_argument("--out", type=Path, default=Path("out/large_passkey"))
+    parser.set_defaults(read_span="8k", k=32)
     arguments = parser.parse_args()
     common.quiet(arguments)
     sizes = sizes_of(arguments.sizes)
     read = large_memory.tokens_read(parser, arguments, sizes)
-    arguments.memory_dtype = arguments.memory_dtype or "float16"
-    arguments.read_span = arguments.read_span or "8k"
-    arguments.k = arguments.k or 32
     model, tokenizer = common.load_focused(arguments)
     subject = FocusedSubject(model, tokenizer, arguments.model)
     task = Passkey(Passkey.Options(samples=arguments.samples), Texts(arguments.data))

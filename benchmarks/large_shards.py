@@ -27,10 +27,11 @@ import common
 import large_memory
 from large_memory import Prefix
 from longfocus import Memory, ShardedMemory, read_ids
+from longfocus.memory.distributed.context import answers
 from longfocus.memory.distributed.worker import Packed, Question
 from longfocus.memory.exact import Best
 from longfocus.settings import size_of
-from memory_search import real_queries
+from memory_search import hits, real_queries
 
 
 def make(model: Any, source: Memory, arguments: argparse.Namespace) -> ShardedMemory:
@@ -56,11 +57,7 @@ def best(memory: ShardedMemory, layer: int, query: Tensor, scale: float, k: int,
     """The k best keys of all shards, with their numbers in the whole memory."""
     part = memory.visible()
     calls = part.ask("best", Question(layer, Packed.of(query), scale, None), k, True, rerank)
-    found = []
-    for shard, call in calls:
-        scores, values, numbers = call.result()
-        found.append(Best(scores.tensor(), values.tensor(), part.numbers(shard, numbers.tensor())))
-    return functools.reduce(lambda one, other: one.join(other, k), found)
+    return functools.reduce(lambda one, other: one.join(other, k), answers(part, calls))
 
 
 def main() -> None:
@@ -77,11 +74,9 @@ def main() -> None:
     parser.add_argument("--judged", type=int, default=8, help="of them, compared with the exact search")
     parser.add_argument("--on-disk", type=Path, required=True, metavar="DIR")
     parser.add_argument("--out", type=Path, default=Path("out/large_shards"))
+    parser.set_defaults(memory_dtype="float16", read_span="4k", k=32)
     arguments = parser.parse_args()
     common.quiet(arguments)
-    arguments.memory_dtype = arguments.memory_dtype or "float16"
-    arguments.read_span = arguments.read_span or "4k"
-    arguments.k = arguments.k or 32
     model, tokenizer = common.load_focused(arguments)
     read = size_of(arguments.read)
     ids = large_memory.real_ids(tokenizer, read + arguments.queries, arguments.data, arguments.text.split(","))
@@ -94,7 +89,7 @@ def main() -> None:
     with ShardedMemory.open(arguments.on_disk) as memory:
         processes = memory.start()
         opened = time.perf_counter() - begun
-        pids = [shard.ray.get(shard.actor.open.remote()) for shard in processes.shards]
+        pids = [shard.pid for shard in processes.shards]
         spent: list[float] = []
         for at in range(arguments.queries):
             begun = time.perf_counter()
@@ -110,8 +105,7 @@ def main() -> None:
             true = best(memory, layer, asked, scale, arguments.k, None)
             exactly += time.perf_counter() - begun
             found = best(memory, layer, asked, scale, arguments.k, arguments.rerank)
-            hit = (true.tokens.unsqueeze(-1) == found.tokens.unsqueeze(-2)).any(-1).float()
-            recalls.append(float(hit.mean()))
+            recalls.append(float(hits(true, found).mean()))
         result = {
             "tokens": memory.tokens,
             "shards": len(memory.shards),

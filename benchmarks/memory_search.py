@@ -45,6 +45,7 @@ from longfocus.config import FocusConfig
 from longfocus.memory.approximate import best_approximate
 from longfocus.memory.context import MemoryContext, Part
 from longfocus.memory.dense import Scratch
+from longfocus.memory.exact import Best
 from longfocus.memory.quantiser import Quantiser, require_faiss
 from longfocus.model.cache import FocusCache
 from longfocus.plots import Series, lines, save
@@ -226,14 +227,18 @@ def judge(
                 found = true if name == "exact" else searches[name](layer, some, scale)
                 masses[name].append(float(torch.exp(found.attention(some)[1] - all_of_it[1]).mean()))
                 if name != "exact":
-                    hit = (true.tokens.unsqueeze(-1) == found.tokens.unsqueeze(-2)).any(-1).float()
-                    recalls[name].append(hit.mean((0, 2, 3, 4)))
+                    recalls[name].append(hits(true, found).mean((0, 2, 3, 4)))
     per_layer = len(next(iter(queries.values()))[0].split(8, 2))
     judged = {"exact": (1.0, 1.0, statistics.mean(masses["exact"]))}
     for name, found in recalls.items():
         by_head = torch.stack(found).unflatten(0, (-1, per_layer)).mean(1)
         judged[name] = float(by_head.mean()), float(by_head.min()), statistics.mean(masses[name])
     return judged
+
+
+def hits(true: Best, found: Best) -> torch.Tensor:
+    """float32, of the shape of `true.tokens`: 1 for each of those keys that was found."""
+    return (true.tokens.unsqueeze(-1) == found.tokens.unsqueeze(-2)).any(-1).float()
 
 
 # -- the whole model ---------------------------------------------------------------------------------------
@@ -409,6 +414,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("out/memory_search"))
     parser.add_argument("--open", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--queries-from", type=Path, help=argparse.SUPPRESS)
+    parser.set_defaults(read_span="8k")
     arguments = parser.parse_args()
     common.quiet(arguments)
     if arguments.open:
@@ -422,8 +428,6 @@ def main() -> None:
     read = large_memory.tokens_read(parser, arguments, sizes)
     retrieval, arguments.retrieval = arguments.retrieval, None  # all of them are measured
     assert retrieval is None, "--retrieval is what is compared here"
-    arguments.memory_dtype = arguments.memory_dtype or "float16"
-    arguments.read_span = arguments.read_span or "8k"
     model, tokenizer = common.load_focused(arguments)
     after = max(arguments.queries, arguments.loss_tokens, 64)
     ids = real_ids(tokenizer, read + after, arguments.data, arguments.text.split(","))

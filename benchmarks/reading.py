@@ -45,7 +45,6 @@ from large_memory import Prefix
 from longfocus import Memory
 from longfocus.attention import attend
 from longfocus.memory import context, windows_context
-from longfocus.memory.context import Part
 from longfocus.memory.contract import KVChunk
 from longfocus.memory.dense import Scratch
 from longfocus.memory.documents import TOKEN_DTYPE
@@ -109,8 +108,11 @@ def attend_by_blocks(
 
 
 @contextlib.contextmanager
-def by_blocks() -> Iterator[None]:
-    """Memories are consulted by blocks instead of dense."""
+def consulted(way: str) -> Iterator[None]:
+    """Memories are consulted by blocks instead of dense, if that is the way."""
+    if not way.endswith("blocks"):
+        yield
+        return
 
     def rows(
         self: Any, queries: Sequence[Tensor], chunks: Sequence[KVChunk], seen: Any, scale: float, softcap: float | None
@@ -160,42 +162,21 @@ def read(model: Any, ids: list[int], memory: Memory, way: str, whole: bool) -> t
     document = memory.begin_document(way, kind="ids")
     cache = FocusCache(model.focus, own=memory.store, document_start=0 if whole else document.start)
     begun = time.perf_counter()
-    with by_blocks() if way.endswith("blocks") else contextlib.nullcontext():
+    with consulted(way):
         read_windows(model, torch.tensor([ids]), cache)
     seconds = time.perf_counter() - begun
     document = memory.commit_window(document, np.zeros(len(ids), TOKEN_DTYPE), b"", 0, complete=True)
     return (document.start, document.start + len(ids)), seconds
 
 
-@dataclasses.dataclass
-class OneDocument:
-    """A memory that holds the records of one document of another memory."""
-
-    memory: Memory
-    range: tuple[int, int]
-    label = "a document"
-
-    @property
-    def tokens(self) -> int:
-        return self.range[1] - self.range[0]
-
-    extent = tokens
-
-    def visible(self) -> Part:
-        return Part(self.memory.store, ranges=(self.range,))
-
-    def is_current(self, visible: Part) -> bool:
-        return True
-
-
 @torch.no_grad()
-def losses(model: Any, memory: OneDocument, ids: list[int]) -> list[float]:
+def losses(model: Any, memory: Memory, ids: list[int]) -> list[float]:
     """Mean loss of each window of the ids, nats a token, each with the memory and without the windows between."""
     window = model.focus.config.window_tokens
     found = []
     for start in range(0, len(ids) - window + 1, window):
         part = torch.tensor([ids[start : start + window]])
-        cache = FocusCache(model.focus, memory)  # type: ignore[arg-type]
+        cache = FocusCache(model.focus, memory)
         logits = model(part, cache=cache, use_cache=True).logits[0, :-1].float()
         found.append(float(torch.nn.functional.cross_entropy(logits, part[0, 1:])))
     return found
@@ -219,11 +200,11 @@ def measure(subject: FocusedSubject, arguments: argparse.Namespace) -> list[dict
                 model.focus.config = dataclasses.replace(config, **WAYS[DEFAULT])
                 read(model, other, memory, "other", False)
             model.focus.config = dataclasses.replace(config, **changes)
-            place, seconds = read(model, ids[:length], memory, way, whole)
+            _, seconds = read(model, ids[:length], memory, way, whole)
             model.focus.config = dataclasses.replace(config, read_span=None, retrieval="dense")
-            one = OneDocument(memory, place)
+            one = memory.select(memory.documents[-1])
             found = losses(model, one, ids[length:])
-            cache = FocusCache(model.focus, one)  # type: ignore[arg-type]
+            cache = FocusCache(model.focus, one)
             with torch.no_grad():
                 asked = [*ids[length : length + LOCAL], *question]
                 answer = subject._generate(asked, Passkey.max_new_tokens, Passkey.stop, cache=cache)
@@ -293,7 +274,7 @@ def measure_sizes(model: Any, tokenizer: Any, arguments: argparse.Namespace, tok
                 shared = None if way == DEFAULT else Prefix(memory, size)
                 cache = FocusCache(model.focus, shared)  # type: ignore[arg-type]
                 begun = time.perf_counter()
-                with by_blocks() if way.endswith("blocks") else contextlib.nullcontext():
+                with consulted(way):
                     read_windows(model, fed, cache)
                 if repeat:
                     taken.append((time.perf_counter() - begun) / fed.shape[1])
@@ -330,7 +311,6 @@ def main() -> None:
         parser.error(f"--ways: {unknown[0]!r} given, expected some of {'; '.join(WAYS)}")
     sizes = sizes_of(arguments.sizes) if arguments.sizes else []
     tokens = large_memory.tokens_read(parser, arguments, sizes) if sizes else 0
-    arguments.memory_dtype = arguments.memory_dtype or "float16"
     model, tokenizer = common.load_focused(arguments)
     parts, results = [], {}
     if arguments.documents:

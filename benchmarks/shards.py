@@ -18,12 +18,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 import common
+from large_memory import append
 from longfocus import FocusCache, Memory, Reader, ShardedMemory, find_sources, read_in_parallel
-from longfocus.memory.documents import TOKEN_DTYPE
 from longfocus.settings import sizes_of
 
 AT_ONCE = 1 << 14
@@ -32,14 +31,16 @@ AT_ONCE = 1 << 14
 def fill(memory: Memory, tokens: int, generator: torch.Generator) -> None:
     """One document of made-up records, keys and values of deviation 1."""
     made = memory.geometry
-    document = memory.begin_document("made up", kind="ids")
-    left = tokens
-    while left:
-        count = min(left, AT_ONCE)
-        shape = (1, count, 2, made.kv_heads, made.head_dim)
-        memory.store.append({layer: torch.randn(shape, generator=generator) for layer in made.layers})
-        left -= count
-        document = memory.commit_window(document, np.zeros(count, TOKEN_DTYPE), b"", 0, complete=not left)
+    of_a_token = (2, made.kv_heads, made.head_dim)
+    sizes = (min(AT_ONCE, tokens - at) for at in range(0, tokens, AT_ONCE))
+    append(
+        memory,
+        "made up",
+        (
+            {layer: torch.randn((1, count, *of_a_token), generator=generator) for layer in made.layers}
+            for count in sizes
+        ),
+    )
 
 
 def step_times(model: Any, caches: dict[str, FocusCache], steps: int) -> dict[str, float]:

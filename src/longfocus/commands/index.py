@@ -29,14 +29,11 @@ def index(
         encoded = memory.update_index()
         covered = memory.indexed_tokens
         shards = memory.shards if isinstance(memory, ShardedMemory) else (memory,)
-        tokens = sum(
-            shard.extent for shard in shards
-        )  # with removed ones, whose keys are in the files until they are compacted
+        tokens = sum(shard.extent for shard in shards)  # with removed ones, which stay in the files until compacted
         if as_json:
             print(json.dumps({"tokens": tokens, "indexed_tokens": covered, "encoded_tokens": encoded}))
         elif not covered:
-            where = "" if len(shards) == 1 else f" in {len(shards)} shards"
-            begin = "it begins" if len(shards) == 1 else "that of a shard begins"
-            print(f"{folder}: {memory.tokens:,} tokens{where} need no index; {begin} at {TRAIN_TOKENS:,}.")
+            where, what = ("", "it") if len(shards) == 1 else (f" in {len(shards)} shards", "that of a shard")
+            print(f"{folder}: {memory.tokens:,} tokens{where} need no index; {what} begins at {TRAIN_TOKENS:,}.")
         else:
             print(f"{folder}: {encoded:,} tokens indexed, {covered:,} of {tokens:,} together.")

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -161,9 +161,8 @@ class ShardedContext:
             ConfigError: a rule for k by query: shards are asked before normalisers are known.
             UnsupportedCallError: a recorder that wants the weights of single heads.
         """
-        if retrieval == "approximate" and span is not None:
-            retrieval = "dense"
-        if rule is not None and retrieval != "dense" and span is None:
+        local = MemoryContext(None, own, retrieval=retrieval, k=k, scratch=scratch, span=span)
+        if rule is not None and local.retrieval != "dense" and span is None:
             raise ConfigError(
                 "k_rule: shards are asked for the k best keys of every query; leave the rule out, or join the shards."
             )
@@ -173,13 +172,12 @@ class ShardedContext:
                 "join its shards into one memory first (Memory.extend)."
             )
         self._groups = _groups(shared, own, span)
-        local = MemoryContext(None, own, retrieval=retrieval, k=k, scratch=scratch, span=span)
         self.balance_tokens = balance_tokens
         self._retrieval: _Retrieval
-        if retrieval == "dense":
+        if local.retrieval == "dense":
             self._retrieval = _Dense(local, recorder)
         else:
-            self._retrieval = _TopK(local, recorder, rerank if retrieval == "approximate" else None)
+            self._retrieval = _TopK(local, recorder, rerank if local.retrieval == "approximate" else None)
 
     @cached_property
     def visible(self) -> np.ndarray:
@@ -310,18 +308,22 @@ class _TopK(_Retrieval):
         calls: Sequence[tuple[int, Call]],
         seen: ShardedPart,
     ) -> tuple[Partial | None, Callable[[Tensor], None] | None]:
-        found = [Best(*own) for own in mine]
-        for shard, call in calls:
-            scores, values, numbers = call.result()
-            top = scores.tensor()
-            known = torch.full(top.shape, -1) if numbers is None else seen.numbers(shard, numbers.tensor())
-            found.append(Best(*(tensor.to(query.device) for tensor in (top, values.tensor(), known))))
+        found = [*(Best(*own) for own in mine), *answers(seen, calls, query.device)]
         if not found:
             return None, None
         best = functools.reduce(lambda one, other: one.join(other, self.local.k), found)
         recorder = self.recorder
         note = (lambda lse: _record_best(recorder, how.layer, best, lse)) if recorder is not None and calls else None
         return best.attention(query), note
+
+
+def answers(seen: ShardedPart, calls: Sequence[tuple[int, Call]], device: torch.device | str = "cpu") -> Iterator[Best]:
+    """What shards found that were asked for their best keys, with numbers in the whole memory; -1 where they were not asked for."""
+    for shard, call in calls:
+        scores, values, numbers = call.result()
+        top = scores.tensor()
+        known = torch.full(top.shape, -1) if numbers is None else seen.numbers(shard, numbers.tensor())
+        yield Best(*(tensor.to(device) for tensor in (top, values.tensor(), known)))
 
 
 def _record_best(recorder: MassRecorder, layer: int, best: Best, lse: Tensor) -> None:
